@@ -1,1 +1,1 @@
-"""Limits of the HTTP side: bodies, connections, frames and deadlines, and what is held against them now."""
+"""Limits of the HTTP server on bodies, connections, frames and deadlines, and their current use."""

@@ -1,11 +1,11 @@
-"""The account of what brings nothing: frames and streams of a client without an answer at their end.
+"""Allowance of each client for HTTP/2 and HTTP/3 frames that lead to no response.
 
-A flood of HTTP/2 or HTTP/3 is one of many kinds (resets, pings, settings, windows, empty data, streams that make the
-server reset them), and each is harmless in small numbers. So there is one account for all: a frame costs, an answer and
-data pay back. A client that owes waits: its next frame is taken when time has paid. Its connections stay open for a
-while, for a new one costs more than the frames of an old one.
+There are many kinds of floods: resets, pings, settings, window updates, empty data, malformed streams. In small numbers
+each of these frames is harmless, so one account per client covers all of them. A frame spends units; a response and
+body data earn them back. A client that has overspent is paused: its next frame is processed once enough units have
+come back with time. Its connections stay open meanwhile, because a new connection costs more than frames on an old one.
 
-The unit is about the work of answering a PING, 20 microseconds.
+One unit is about the work of answering a PING.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final
 import anyio
 
 CLIENT_UNITS: Final = 10_000
-"""Units that all connections of a client may cost ahead of their answers: those of eight hundred requests at once."""
+"""Units that all connections of a client may spend ahead of their responses: enough for 800 requests at once."""
 
 CLIENT_UNITS_PER_S: Final = 1000
-"""Units that come back to a client in a second: 2 % of a core."""
+"""Units per second that a client regains: about 2 % of a core."""
 
 ANSWER_UNITS: Final = 10
-"""Units that an answer is worth beyond what its request cost: it makes good for one that was reset."""
+"""Units that a response earns beyond the cost of its request: they cover one request that was reset."""
 
 CLIENTS: Final = 4096
-"""Clients that are remembered; those that have spent least are forgotten first, who would be given as much anew."""
+"""Clients with an account. Beyond it, those that have spent least are forgotten: a new account gives them little."""
 
 _IPV6_PREFIX: Final = 64
-"""Whoever has one address of IPv6 has all of so long a prefix."""
+"""Bits of the IPv6 prefix that counts as one client: a client usually controls all addresses of its /64."""
 
 
 class Allowances:
@@ -43,14 +43,14 @@ class Allowances:
     def __init__(self, time: Callable[[], float] = anyio.current_time) -> None:
         self._time = time
         self._spent: dict[str, tuple[float, float]] = {}
-        """What a client has spent of its allowance, and when that was. None for one that has spent nothing."""
+        """Per client: the units spent, and the time of that count in seconds. Clients without spending have none."""
 
     def of(self, address: tuple[str, int] | None) -> Allowance:
-        """Return the account of the client with an address; None on a Unix socket."""
+        """Return the account of the client at this address; None stands for a Unix socket."""
         return Allowance(self, client_of(address))
 
     def add(self, client: str, units: int) -> None:
-        """Add to what a client has spent; less than nothing gives it back."""
+        """Add to the spent units of a client; a negative number gives units back."""
         now = self._time()
         spent = self._still_spent(client, now) + units
         if spent <= 0:
@@ -61,11 +61,11 @@ class Allowances:
         self._spent[client] = (spent, now)
 
     def owed_s(self, client: str) -> float:
-        """Return the seconds until a client has spent no more than it may."""
+        """Return the seconds until a client is within its allowance again."""
         return max(0.0, self._still_spent(client, self._time()) - CLIENT_UNITS) / CLIENT_UNITS_PER_S
 
     def _forget(self, now: float) -> None:
-        """Make room: forget the half that has spent least by now."""
+        """Make room: forget the half of the clients that has spent least."""
         ranked = sorted(self._spent, key=lambda client: self._still_spent(client, now))
         for client in ranked[: CLIENTS // 2]:
             del self._spent[client]
@@ -84,20 +84,20 @@ class Allowance:
 
     @property
     def owed_s(self) -> float:
-        """Seconds until the client has paid by waiting, and something more of it may be taken."""
+        """Seconds until the client is within its allowance, and its next frame may be processed."""
         return self._allowances.owed_s(self._client)
 
     def spend(self, units: int) -> None:
-        """Charge what has been taken."""
+        """Charge for frames that were processed."""
         self._allowances.add(self._client, units)
 
     def earn(self, units: int) -> None:
-        """Pay back, for something that was of use."""
+        """Give units back, for a response or for body data."""
         self._allowances.add(self._client, -units)
 
 
 def client_of(address: tuple[str, int] | None) -> str:
-    """Return the network that one client has to itself; "" where its address is not known, as on a Unix socket."""
+    """Return the network that counts as one client; "" for an unknown address, as on a Unix socket."""
     return "" if address is None else _network(address[0])
 
 

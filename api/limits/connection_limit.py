@@ -1,8 +1,6 @@
-"""The limit of connections. When it is reached, the connection that has waited longest for its client makes room.
+"""Limit of open connections, which evicts the one that has waited longest for its client.
 
-Those that are idle go before those that are slow, unless nearly all are slow.
-
-Every step takes the same time, however many connections there are.
+Idle connections are evicted before slow ones, unless nearly all are slow. Each operation takes constant time.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from staged_pool.api.asgi import Scope
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 
 RESERVE: Final = 32
-"""Connections beyond the limit, for probes: they are answered on open paths alone. A choice: a few probes a second."""
+"""Connections beyond the limit, which serve health probes alone. Enough for a few probes per second."""
 
 CONNECTION: Final = "staged_pool.connection"
-"""Where the `state` of a request's scope has its connection."""
+"""Key of the connection in the `state` of a request's scope."""
 
 
 class Member(Protocol):
@@ -27,25 +25,26 @@ class Member(Protocol):
 
     @property
     def address(self) -> str | None:
-        """The client's address."""
+        """Address of the client."""
 
     def evict(self) -> None:
-        """End soon, to make room."""
+        """Close soon, to make room for another connection."""
 
     def begin_work(self) -> None:
-        """Count a request that this server works on: meanwhile the connection makes no room."""
+        """Count a request in progress: the connection is not evicted until `end_work`."""
 
     def end_work(self) -> None:
-        """Count it no more."""
+        """Stop counting that request."""
 
 
 class ConnectionLimit:
-    """Knows the connections of one server, and which of them waits for its client since when.
+    """Connections of one server, ordered by how long they have waited for their clients.
 
-    One address may have `TIMES_FREE` times as many connections as it leaves free; then it makes room for itself.
+    One address may have `TIMES_FREE` times as many connections as it leaves free. Beyond that its own connections are
+    evicted.
 
     Args:
-        most: Connections at once.
+        most: Maximum number of connections at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -54,13 +53,13 @@ class ConnectionLimit:
         """Connections that were closed to make room."""
         self._members: set[Member] = set()
         self._extra: set[Member] = set()
-        """Those that were let in though there were as many as may be."""
+        """Connections that were accepted beyond the limit."""
         self._addresses: Counter[str | None] = Counter()
         self._all = _Waits()
         self._of: dict[str | None, _Waits] = {}
 
     def admit(self, address: str | None) -> bool:
-        """Make room for one connection more, if need be. False: there is none, and it is to be closed."""
+        """Make room for one more connection if needed. Return False if there is none: the caller closes it."""
         if not self.is_crowded(address, 1):
             return True
         count, is_full = self._addresses[address], len(self._members) >= self.most
@@ -72,12 +71,12 @@ class ConnectionLimit:
         return len(self._members) < self.most + RESERVE
 
     def is_crowded(self, address: str | None, more: int = 0) -> bool:
-        """True where there are more connections than may be, at all or of this address, and may so many more."""
+        """Tell if `more` further connections would exceed the limit, in total or for this address."""
         free = self.most - len(self._members) - more
         return free < 0 or self._addresses[address] + more > TIMES_FREE * (free + 1)
 
     def is_extra(self, member: Member) -> bool:
-        """True where a connection is one of the reserve, and may ask what probes ask alone."""
+        """Tell if a connection is beyond the limit: it serves probes alone."""
         if member not in self._extra:
             return False
         if not self.is_crowded(member.address):
@@ -86,11 +85,11 @@ class ConnectionLimit:
         return True
 
     def make_room(self) -> bool:
-        """Have the connection that has waited longest end; False: none waits."""
+        """Evict the connection that has waited longest. Return False if none waits."""
         return self._evict(self._all.longest())
 
     def enter(self, member: Member) -> None:
-        """Count a connection, which waits for its client's first bytes."""
+        """Count a new connection, which waits for the first bytes of its client."""
         self._members.add(member)
         self._addresses[member.address] += 1
         if self.is_crowded(member.address):
@@ -98,7 +97,7 @@ class ConnectionLimit:
         self.wait(member, idle=True)
 
     def leave(self, member: Member) -> None:
-        """Count a connection no more. Does nothing for one that is not counted."""
+        """Stop counting a connection; one that is not counted is ignored."""
         if member not in self._members:
             return
         self.work(member)
@@ -110,18 +109,18 @@ class ConnectionLimit:
             self._of.pop(member.address, None)
 
     def wait(self, member: Member, *, idle: bool) -> None:
-        """Note that a connection waits for its client from now on, unless it does so already.
+        """Note that a connection waits for its client from now on, unless it does already.
 
         Args:
             member: The connection.
-            idle: It waits for a request; else for the rest of one, or for its answer to be read.
+            idle: True while it waits for a request; False for the rest of a request, or for the client to read.
         """
         if member in self._members:
             self._all.add(member, idle=idle)
             self._of.setdefault(member.address, _Waits()).add(member, idle=idle)
 
     def work(self, member: Member) -> None:
-        """Note that a connection does not wait for its client."""
+        """Note that a connection no longer waits for its client."""
         self._all.remove(member)
         if (own := self._of.get(member.address)) is not None:
             own.remove(member)
@@ -129,14 +128,14 @@ class ConnectionLimit:
     def _evict(self, member: Member | None) -> bool:
         if member is None:
             return False
-        self.leave(member)  # it may take a moment, in which nobody waits for it
+        self.leave(member)  # closing takes a moment, and a new connection must not wait for it
         self.evicted += 1
         member.evict()
         return True
 
 
 class _Waits:
-    """Connections that wait for their clients, in the order in which they began to."""
+    """Connections that wait for their clients, in the order in which they began to wait."""
 
     __slots__ = ("_idle", "_slow")
 
@@ -154,9 +153,10 @@ class _Waits:
         self._slow.pop(member, None)
 
     def longest(self) -> Member | None:
-        """The one to make room: the idle ones go first, for they lose nothing, as long as they are not few.
+        """Return the connection to evict: an idle one, which loses nothing, unless nearly all are slow.
 
-        A client that has just connected is idle too. Among many slow ones it must not go before it has asked.
+        A client that has just connected counts as idle too. Among many slow ones it must not be evicted before it has
+        sent its request.
         """
         first, then = self._idle, self._slow
         if len(then) > TIMES_FREE * len(first):
@@ -172,7 +172,7 @@ def connection_of(scope: Scope) -> Member | None:
 
 @contextmanager
 def at_work(scope: Scope) -> Iterator[None]:
-    """A block in which this server works on a request, and its connection makes no room."""
+    """Mark a block that works on a request: its connection is not evicted meanwhile."""
     if (member := connection_of(scope)) is None:
         yield
         return
@@ -185,7 +185,7 @@ def at_work(scope: Scope) -> Iterator[None]:
 
 @contextmanager
 def on_idle(scope: Scope) -> Iterator[None]:
-    """A block within `at_work` that waits for the client."""
+    """Mark a block within `at_work` that waits for the client."""
     if (member := connection_of(scope)) is None:
         yield
         return

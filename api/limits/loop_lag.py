@@ -1,4 +1,7 @@
-"""How late the event loop comes to what is due: the one number that shows that something blocks it."""
+"""Event loop lag: the delay of a timer past its due time, in seconds.
+
+It shows that something blocks the event loop.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from staged_pool.stages.meter import Histogram, HistogramSnapshot
 
 EVERY_S: Final = 0.1
 ALARM_S: Final = 1.0
-"""A loop that is late by more than this has a line in the log: health checks time out soon after."""
+"""Seconds of lag from which on a warning is logged: health checks time out soon after."""
 
 log = get_logger("staged_pool.server")
 
 
 class LoopLag:
-    """Sleeps again and again, and notes by how much too long."""
+    """Histogram of the event loop's lag, measured by short sleeps."""
 
     def __init__(self) -> None:
         self._lateness = Histogram()
 
     async def watch(self) -> None:
-        """Measure until cancelled, ten times a second."""
+        """Measure every `EVERY_S` seconds until cancelled."""
         while True:
             due = time.perf_counter() + EVERY_S
             await anyio.sleep(EVERY_S)

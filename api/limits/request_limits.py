@@ -1,4 +1,4 @@
-"""The limits of requests, and what they hold of them: the same for both paths through the server."""
+"""Limits of requests and the account of their use, for both paths through the server."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.memory.governor import Pressure
 
 TARGET_LIMIT_BYTES: Final = 2**13
-"""Of path and query. No route needs a hundredth of it."""
+"""Maximum bytes of path and query. No route needs a hundredth of it."""
 
 PROBE_BODY_BYTES: Final = 2**12
-"""Of a body on a path that is open to everyone. No probe sends any."""
+"""Maximum bytes of a body on a path that needs no key. Probes send no body."""
 
 SMALL_BODY_BYTES: Final = 2**16
-"""Up to this size a body is let in as long as there is room at all, whatever its party holds already."""
+"""Bytes up to which a body needs free memory, but no share of its tenant."""
 
 
 class RequestLimits:
-    """Says which requests exceed a limit, and counts what the others hold.
+    """Limits of one server: rejects requests that exceed one, and counts the resources of the others.
 
     Args:
         config: The limits.
-        server_state: Where requests and their bodies are counted.
+        server_state: Counts requests and their bodies.
     """
 
     def __init__(self, config: ServerConfig, server_state: ServerState) -> None:
         self.config = config
         self.server_state = server_state
-        self._requests = ByteAccount(config.max_http_requests)  # of requests, which are shared like bytes
+        self._requests = ByteAccount(config.max_http_requests)  # counts requests, shared by the same rule as bytes
         self._bodies = server_state.memory.budget.bodies
 
     def check_head(self, scope: Scope) -> None:
-        """Check what the head alone shows, before any of the body is read.
+        """Check the head of a request, before any of its body is read.
 
         Raises:
-            HttpError: A limit is exceeded, or two servers in a row may disagree on where the body ends.
+            HttpError: A limit is exceeded, or the end of the body is ambiguous to a chain of servers.
         """
         config, headers = self.config, scope["headers"]
         if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > TARGET_LIMIT_BYTES:
@@ -58,7 +58,7 @@ class RequestLimits:
         length = fields.get(b"content-length")
         if length is None:
             return
-        if b"transfer-encoding" in fields:  # the way requests are smuggled
+        if b"transfer-encoding" in fields:  # both together allow request smuggling
             message = "Transfer-Encoding and Content-Length exclude each other"
             raise HttpError(status.BAD_FRAMING, message)
         if not length.isdigit():
@@ -68,34 +68,34 @@ class RequestLimits:
             raise body_too_large(limit_bytes)
 
     def body_limit_bytes(self, scope: Scope) -> int:
-        """Bytes that the body of a request may have: few where it needs no key."""
+        """Return the maximum bytes of a request's body; a path that needs no key has a small limit."""
         limit_bytes = min(self.config.body_limit_bytes, self._bodies.limit_bytes)
         return min(limit_bytes, PROBE_BODY_BYTES) if is_open(scope) else limit_bytes
 
     def too_many(self, scope: Scope) -> Problem | None:
-        """The problem of one request more than may be handled at once; None while there is room for its party."""
+        """Return the problem of a request beyond `max_http_requests`; None while its party has room."""
         memory = self.server_state.memory
         if memory.pressure >= Pressure.REJECT:
             return status.problem(memory.rejection())
         if self._requests.has_room(1, party_of(scope)):
             return None
-        message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"
+        message = f"The server already handles its maximum of {self.config.max_http_requests} requests"
         return Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
 
     def too_many_connections(self, scope: Scope) -> Problem | None:
-        """The problem of a request on a connection beyond their limit; None where it is within it."""
+        """Return the problem of a request on a connection beyond the limit; None if it is within."""
         member = connection_of(scope)
         if member is None or not self.server_state.limit.is_extra(member):
             return None
-        message = "The server has as many connections as it may, at all or from this address; only probes are answered"
+        message = "The server has its maximum of connections, in total or from this address; only probes are answered"
         return Problem(row=status.TOO_MANY_CONNECTIONS, message=message, retry_after_s=1.0)
 
     def has_room(self, body_bytes: int, scope: Scope, held_bytes: int = 0) -> bool:
-        """True where the party of a request may hold so many bytes more of bodies.
+        """Tell if the party of a request may hold further bytes of bodies.
 
         Args:
-            body_bytes: Bytes more.
-            scope: Of the request.
+            body_bytes: Further bytes.
+            scope: Scope of the request.
             held_bytes: Bytes that the request holds already.
         """
         bodies = self._bodies
@@ -106,12 +106,12 @@ class RequestLimits:
         return bodies.has_room(body_bytes, party_of(scope))
 
     def hold(self, scope: Scope) -> Held:
-        """Make the account of one request: counted from when the block begins to its end."""
+        """Return the account of one request, a context manager: the request counts within its block."""
         return Held(self, scope)
 
 
 class Held:
-    """What one request holds; given back when the block ends."""
+    """Account of one request: its slot and the bytes of its body, returned when the block ends."""
 
     __slots__ = ("_arrived", "_body", "_limits", "_packed", "_request", "_scope")
 
@@ -137,7 +137,7 @@ class Held:
         self._limits.server_state.requests -= 1
 
     def announce(self, count: int) -> None:
-        """Hold the bytes of a body before they arrive. What arrives is counted as part of them.
+        """Reserve the bytes of a body before they arrive; `take` counts arriving bytes against them.
 
         Raises:
             HttpError: There is no room for them.
@@ -148,14 +148,14 @@ class Held:
         self.keep(count)
 
     def keep(self, count: int) -> None:
-        """Count bytes of a body that are here already, with or without room."""
+        """Count bytes of a body that have arrived already, even if there is no room."""
         self._body.add(count)
 
     def take(self, count: int) -> None:
-        """Count bytes of a body that arrive.
+        """Count arriving bytes of a body.
 
         Raises:
-            HttpError: It has more than one body may have, or there is no room for it.
+            HttpError: The body exceeds the limit of one body, or there is no room for it.
         """
         self._arrived += count
         limit_bytes = self._limits.body_limit_bytes(self._scope)
@@ -165,24 +165,24 @@ class Held:
             self.announce(more)
 
     def begin_to_unpack(self) -> None:
-        """Count from now on what its body unpacks to, under a limit of its own."""
+        """Count the decompressed bytes from now on; the limit of one body applies to them anew."""
         self._packed, self._body = self._body, self._packed
         self._arrived = 0
 
     def give_back(self, *, packed_only: bool = False) -> None:
-        """Count its bytes no more: those that were unpacked, or all."""
+        """Return all bytes of the body, or only the compressed ones."""
         self._packed.give_back()
         if not packed_only:
             self._body.give_back()
 
 
 def is_open(scope: Scope) -> bool:
-    """Tell if a request is for a path that probes ask: it needs no key, and is answered however full the server is."""
+    """Tell if a request is for a path of probes: no key needed, served at any load."""
     return scope.get("path") in OPEN
 
 
 def party_of(scope: Scope) -> Hashable:
-    """The party that what a request holds counts for: its tenant, or else the client's address."""
+    """Return the party that a request's resources are charged to: its tenant, or else the client's address."""
     tenant: str | None = scope.get(TENANT)
     if tenant is not None:
         return tenant
@@ -191,7 +191,7 @@ def party_of(scope: Scope) -> Hashable:
 
 
 def announced_bytes(scope: Scope) -> int:
-    """The length of a body that its head has told, and `check_head` has checked; 0 where there is none."""
+    """Return the Content-Length of a head that `check_head` has accepted; 0 if it has none."""
     return int(dict(scope["headers"]).get(b"content-length", 0))
 
 
@@ -201,7 +201,7 @@ def body_too_large(limit_bytes: int) -> HttpError:
 
 
 def bodies_too_large() -> HttpError:
-    message = "The server holds as many bytes of request bodies as it may"
+    message = "The server holds its maximum of bytes of request bodies"
     return HttpError(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
 
 

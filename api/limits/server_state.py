@@ -1,4 +1,7 @@
-"""What the HTTP side of one server holds now, and how long it waits for clients. Belongs to the server's event loop."""
+"""State of one HTTP server: its connections, requests and waits for clients.
+
+It belongs to the server's event loop.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,36 @@ from staged_pool.api.limits.loop_lag import LoopLag
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 
 GRACE_S: Final = 2.0
-"""What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
+"""Longest wait for a client during shutdown, in seconds: to read a piece of a response, or to send a request."""
 
 
 class ServerState:
-    """Counts connections and requests, and hurries them when the server ends.
+    """Counts connections and requests, and shortens their timeouts when the server shuts down.
 
     Args:
-        memory: The governor of this process. None: memory has no limit.
-        max_connections: Connections at once.
+        memory: The memory governor of this process. None: memory has no limit.
+        max_connections: Maximum number of connections at once.
     """
 
     def __init__(self, memory: MemoryGovernor | None = None, max_connections: int = 1000) -> None:
         self.limit = ConnectionLimit(max_connections)
-        """Of connections over TCP and Unix sockets."""
+        """Limit of connections over TCP and Unix sockets."""
         self.memory = memory or MemoryGovernor(UNLIMITED_BYTES)
         self.requests = 0
-        """Being handled, over all connections; streams that their client has reset leave at once."""
+        """Requests in progress, over all connections. A stream that its client resets stops counting at once."""
         self.connections_rejected = 0
-        """Closed as soon as they came, for there were as many as may be."""
+        """Connections that were closed on arrival because the limit was reached."""
         self.quic_connections = 0
-        """Those of the open ones that are HTTP/3's: they have a limit of their own."""
+        """Open HTTP/3 connections, which have a limit of their own."""
         self._turns = anyio.Lock(fast_acquire=True)
         self.joining = anyio.CapacityLimiter(1)
-        """Of threads that join the pieces of a large body."""
+        """Limiter of the threads that join or decompress a large body: one at a time."""
         self.allowances = Allowances()
-        """Of clients, for frames that bring nothing."""
+        """Allowances of clients for frames that lead to no response."""
         self.lag = LoopLag()
-        """Of the event loop that all of this lives on."""
+        """Lag of the server's event loop."""
         self.leaving = False
-        """The server ends: a connection that waits for its next request must not wait on."""
+        """True once the server shuts down: idle connections close."""
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
         self._gone = anyio.Event()
@@ -52,11 +55,11 @@ class ServerState:
 
     @property
     def keeps_alive(self) -> bool:
-        """A connection may wait for its next request: the server does not end, and has memory for it."""
+        """True while connections may wait for a next request: no shutdown, and enough memory."""
         return not self.leaving and self.memory.pressure < Pressure.NO_KEEP_ALIVE
 
     def _heed(self, pressure: Pressure) -> None:
-        """Let the idle connections go while memory is short."""
+        """Close the idle connections while memory is short."""
         if pressure >= Pressure.NO_KEEP_ALIVE:
             self._tell_to_leave()
 
@@ -66,42 +69,42 @@ class ServerState:
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies that were announced, are arriving, or are being worked on."""
+        """Bytes of all bodies that are announced, arriving, or part of a running request."""
         return self.memory.budget.bodies.held_bytes
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """Number of open connections."""
         return len(self._leave)
 
     def enter(self, leave: Callable[[], None]) -> None:
-        """Count a connection; `leave` is called when the server ends."""
+        """Count a connection; `leave` is called when the server shuts down."""
         self._leave.add(leave)
 
     async def turn(self) -> None:
-        """Wait for a turn with a part of a body that is here: one connection has one in each turn of the event loop.
+        """Wait for a turn to process received body bytes: one connection per iteration of the event loop.
 
-        A part takes the loop about 0.1 ms. With hundreds of connections everybody else would wait for all of them.
+        Otherwise hundreds of connections would process theirs in one iteration, and all other tasks would wait.
         """
         async with self._turns:
             await anyio.lowlevel.checkpoint()
 
     def exit(self, leave: Callable[[], None]) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         self._leave.discard(leave)
         self._gone.set()
 
     async def changed(self) -> None:
-        """Wait until a connection is counted no more."""
+        """Wait until a connection has ended."""
         self._gone = anyio.Event()
         await self._gone.wait()
 
     def timeout(self, seconds: float) -> ClientTimeout:
-        """A block that waits for a client: cancelled after so many seconds, or sooner if the server ends."""
+        """Return a scope for a wait on a client: cancelled after `seconds`, or sooner when the server shuts down."""
         return ClientTimeout(self._waits, min(seconds, GRACE_S) if self.leaving else seconds)
 
     def end(self) -> None:
-        """Let the connections go: the idle ones at once, the others as soon as their clients have their answers."""
+        """Shut connections down: idle ones at once, the others once their clients have their responses."""
         self.leaving = True
         self._tell_to_leave()
         latest = anyio.current_time() + GRACE_S
@@ -110,7 +113,7 @@ class ServerState:
 
 
 class ClientTimeout:
-    """A cancel scope with a deadline, known to those who may shorten it."""
+    """A cancel scope with a deadline, which a shutdown may shorten."""
 
     __slots__ = ("_scope", "_waits")
 
