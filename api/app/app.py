@@ -1,4 +1,4 @@
-"""The application: each request to the handler of its route, and its answer out, with one log line for each."""
+"""ASGI application: passes each request to the handler of its route, sends the answer, logs and counts."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ from staged_pool.stages.log import get_logger
 from staged_pool.stages.timeline import Timeline
 
 REJECTIONS_LOGGED_EVERY_S: Final = 1.0
-"""A rejection for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
-which says how many had none."""
+"""Seconds between two logged rejections of one status: 429 for overload, 401 for a missing key.
+
+Rejections must be cheap. Each line says how many rejections before it were not logged.
+"""
 
 log = get_logger("staged_pool.api")
 
 
 class Application:
-    """The ASGI application of one server.
+    """ASGI application of one server.
 
     Cancellation of a call cancels its request in the engine, and is logged as status 499.
 
     Args:
-        registry: Leads to the engine.
-        server_state: What the HTTP side holds, for the metrics.
-        config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
+        registry: The engines.
+        server_state: State of the HTTP server, for limits and metrics.
+        config: Keys, logging, and truncation on the routes of text-embeddings-inference.
     """
 
     def __init__(
@@ -81,34 +83,34 @@ class Application:
 
     @property
     def closes_connections(self) -> bool:
-        """Each answer closes its connection: the server drains, or is short of memory."""
+        """True while each answer closes its connection: the server drains, or memory is short."""
         return self._registry.leaving or not self._server_state.keeps_alive
 
-    def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
-        """Make, log and count an answer that nothing has to be done for; and its headers."""
-        call = _call(scope, _nothing_to_receive)
+    def answer_now(self, decision: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
+        """Make, log and count the answer for a decision of the front door; return it with its headers."""
+        call = _call(scope, _no_body)
         call.body_bytes = body_bytes
-        answer = given if isinstance(given, Answer) else _said_of(given, scope)
+        answer = decision if isinstance(decision, Answer) else _rejection(decision, scope)
         headers = self._headers(call, answer, 0.0)
         self._finish(call, answer, 0.0)
         return answer, headers
 
-    def saying(self, given: Problem | Answer) -> App:
-        """An application that answers any request with this, and logs and counts it as every other."""
+    def answering_with(self, decision: Problem | Answer) -> App:
+        """Return an application that answers each request with one decision, and logs and counts it."""
 
         async def handler(call: Call) -> Answer:
-            return given if isinstance(given, Answer) else _said_of(given, call.scope)
+            return decision if isinstance(decision, Answer) else _rejection(decision, call.scope)
 
-        async def saying(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
 
-        return saying
+        return answer
 
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request with what `handler` makes of it; then log and count it."""
+        """Answer one request with the result of `handler`, then log and count it."""
         started = time.perf_counter()
         call = _call(scope, receive)
-        outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
+        outcome = Answer(status=499, word="abandoned")  # until the answer is sent
         with AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True) as memory:
             call.answer = memory
             try:
@@ -116,7 +118,7 @@ class Application:
                 answer = await _answer(handler, call)
                 if call.lines.begun:
                     await call.lines.end(b"".join(answer.pieces))
-                    outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
+                    outcome = replace(answer, status=200)  # the status that was sent; `word` names a later error
                     return
                 memory.made(sum(map(len, answer.pieces)))
                 headers = self._headers(call, answer, time.perf_counter() - started)
@@ -139,7 +141,7 @@ class Application:
 
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
-        if call.timeline is not None and call.timeline.items:  # else no stage has done anything for it
+        if call.timeline is not None and call.timeline.items:  # otherwise no stage has worked on it
             call.times_ms = _milliseconds(call.timeline)
             times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
             headers.append((b"server-timing", times.encode()))
@@ -197,17 +199,17 @@ class Application:
         return Answer.of(no_route(method, path, list(self._resources)), call.describe)
 
 
-_NO_PREFLIGHT: Final = "Pages of other origins may ask this server only where --cors-origin allows them; others may:"
+_NO_PREFLIGHT: Final = "Pages of other origins need --cors-origin to use this server; other clients may use:"
 
 
 class _Resource:
-    """What one path answers to, by method."""
+    """One path with its handlers by method."""
 
     def __init__(self, application: Application, handlers: Mapping[str, Handler]) -> None:
         self._application = application
         self._handlers = dict(handlers)
         if "GET" in handlers:
-            self._handlers["HEAD"] = handlers["GET"]  # the server leaves the body out
+            self._handlers["HEAD"] = handlers["GET"]  # the protocol omits the body
         self._allow = ", ".join(sorted(self._handlers))
         self._handlers.setdefault("OPTIONS", self._options)
 
@@ -216,13 +218,13 @@ class _Resource:
         await self._application.respond(handler, scope, receive, send)
 
     async def _options(self, call: Call) -> Answer:
-        if is_preflight(call.scope):  # of a page whose origin the server knows nothing of
+        if is_preflight(call.scope):  # CORS is off; otherwise its middleware answers preflights
             return self._not_allowed(call, f"{_NO_PREFLIGHT} {self._allow}")
         return Answer(status=204, headers=[(b"allow", self._allow.encode())])
 
     async def _wrong_method(self, call: Call) -> Answer:
-        what = f"{call.scope['path']} is not asked with {shortened(call.scope['method'])}, but:"
-        return self._not_allowed(call, f"{what} {self._allow}")
+        path, method = call.scope["path"], shortened(call.scope["method"])
+        return self._not_allowed(call, f"{path} does not support {method}; it supports: {self._allow}")
 
     def _not_allowed(self, call: Call, message: str) -> Answer:
         answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.describe)
@@ -230,34 +232,32 @@ class _Resource:
 
 
 def _content_headers(answer: Answer) -> Headers:
-    if answer.status == 204:  # it has no content, and must not say how long that is (RFC 9110, section 8.6)
+    if answer.status == 204:  # no content, and no Content-Length either (RFC 9110, section 8.6)
         return [*answer.headers]
     length = sum(map(len, answer.pieces))
     return [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *answer.headers]
 
 
-async def _nothing_to_receive() -> Message:
-    raise RuntimeError("the body of a request that is answered at once is not looked at")
+async def _no_body() -> Message:
+    raise RuntimeError("an immediate answer does not read the body")
 
 
 def _call(scope: Scope, receive: Receive) -> Call:
     return Call(scope, receive, words_of(scope["path"]))
 
 
-def _said_of(problem: Problem, scope: Scope) -> Answer:
-    """What a request that must not enter is answered with."""
+def _rejection(problem: Problem, scope: Scope) -> Answer:
+    """Return the answer to a rejected request: the problem, or a page for a browser without a key."""
     path = scope["path"]
     answer, page = Answer.of(problem, words_of(path)), PAGES.get(path)
     is_browser = scope["method"] in ("GET", "HEAD")
-    if (
-        problem.row is status.UNAUTHORIZED and page is not None and is_browser
-    ):  # it asks for the key, which a browser cannot
+    if problem.row is status.UNAUTHORIZED and page is not None and is_browser:  # the page asks its user for the key
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
     return answer
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:
-    """What `handler` returns, or what its error is answered with. Cancellation passes."""
+    """Return the answer of `handler`, or the one for its error. Cancellation passes."""
     try:
         return await handler(call)
     except Exception as error:

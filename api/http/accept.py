@@ -1,4 +1,4 @@
-"""Accepts connections, and ends with them: one way for asyncio, uvloop and trio."""
+"""Acceptor of connections on a listening socket, for asyncio, uvloop and trio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.asgi import App
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
-from staged_pool.api.http.connections import Connection, ConnectionConfig, Service
+from staged_pool.api.http.connection_lifecycle import ConnectionConfig, Service
+from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.transports import bound_unsent
 from staged_pool.api.http.trio_transport import TrioTransport
@@ -24,16 +25,16 @@ from staged_pool.api.limits.connection_limit import ConnectionLimit
 from staged_pool.stages.log import get_logger
 
 ACCEPTED_AT_ONCE: Final = 16
-"""Connections that are accepted in one turn of the event loop: thousands may come at once, and each takes 0.2 ms."""
+"""Connections accepted in one iteration of the event loop: thousands may arrive at once."""
 
 FULL_PAUSE_S: Final = 0.1
-"""Seconds for which nothing is accepted, at most, when the process may open no more files. One that ends makes room."""
+"""Longest pause after a failed accept, in seconds; a connection that ends is one descriptor more, and ends the pause."""
 
 log = get_logger("staged_pool.api")
 
 
 class HypercornLog:
-    """Sends what Hypercorn says to our log. It keeps no access log: the application writes a better one."""
+    """Hypercorn's logger, which writes to our log; access logs are left to the application."""
 
     def __init__(self, config: HypercornConfig) -> None:
         self._log = get_logger("staged_pool.hypercorn")
@@ -50,9 +51,9 @@ class Acceptor:
 
     Args:
         app: The application.
-        fast_path: Answers what needs no protocol to be understood. None: everything goes the general path.
+        fast_path: Answers usual requests. None: all requests take the general path.
         config: Settings of Hypercorn, and ours.
-        tls: Settings of TLS, if the server has it.
+        tls: TLS settings; None without TLS.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Acceptor:
         )
 
     async def run(self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float) -> None:
-        """Serve until `until` returns; then let the connections go.
+        """Serve until `until` returns; then shut the connections down.
 
-        Cancelled, it cancels them.
+        Cancellation cancels the connections.
 
         Args:
-            listener: A non-blocking socket that listens already. It is closed at the end.
-            until: Returns when nothing more is to be accepted.
-            grace_s: Seconds that connections have to end, before they are cancelled.
+            listener: A non-blocking, listening socket; this method closes it.
+            until: Returns when no more connections are to be accepted.
+            grace_s: Seconds that connections have to end before they are cancelled.
         """
         server_state = self._service.config.server_state
         async with anyio.create_task_group() as connections:

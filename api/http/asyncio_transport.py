@@ -1,4 +1,4 @@
-"""A connection on asyncio, with its own loop and with uvloop."""
+"""Transport of a connection on asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import anyio.lowlevel
 from staged_pool.api.http.transports import ARRIVAL_BYTES, Look, drop_unsent, read_kernel
 
 WAITING_BYTES: Final = 2**16
-"""Bytes that may wait to be sent without anyone who waits for them."""
+"""Maximum bytes buffered by `send_nowait`."""
 
-_OF_THREAD: Final = threading.local()
+_THREAD: Final = threading.local()
 
 
 class AsyncioTransport(asyncio.BufferedProtocol):
-    """See `Transport`. Made by `open`.
+    """A `Transport` on asyncio; `open` makes one.
 
     Args:
-        look: Called within the call that receives: an answer that takes no time takes no turn of the event loop.
+        look: Called with arriving bytes, within asyncio's callback: an immediate answer needs no task switch.
     """
 
     socket: Any
@@ -34,24 +34,24 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         self._arrived = bytearray()
         self._has_ended = False
         self._rests = False
-        """Nothing is read until somebody receives."""
+        """Reading is paused until the next `receive`."""
         self._is_full = False
-        """The kernel takes no more for now."""
+        """The kernel's send buffer is full."""
         self._moved = asyncio.Event()
-        """Something has arrived, or will not."""
+        """Set when bytes have arrived, or the client has closed."""
         self._drained = asyncio.Event()
-        """The kernel takes more, or the connection is lost."""
+        """Set when the kernel takes bytes again, or the connection is lost."""
         self._lost = asyncio.Event()
 
     @staticmethod
     async def open(connection: socket.socket, tls: ssl.SSLContext | None, look: Look) -> AsyncioTransport:
-        """Take over an accepted socket, with a handshake if there is TLS. Cancelled, it is closed.
+        """Take over an accepted socket, after a TLS handshake if needed. Cancellation closes it.
 
         Raises:
-            OSError: There is no agreement, or the client is gone.
+            OSError: The handshake failed, or the client has left.
         """
         if connection.fileno() < 0:
-            raise BrokenPipeError("the connection is closed")  # uvloop would warn of half a transport
+            raise BrokenPipeError("the connection is closed")  # uvloop would warn about an incomplete transport
         transport = AsyncioTransport(look)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: transport, connection, ssl=tls)
         return transport
@@ -65,7 +65,7 @@ class AsyncioTransport(asyncio.BufferedProtocol):
 
     async def arrived(self) -> bytes:
         self._resume()
-        for _ in range(2):  # the event loop has looked at its sockets by then
+        for _ in range(2):  # by then the event loop has polled its sockets
             await anyio.lowlevel.checkpoint()
         return self._take()
 
@@ -76,7 +76,7 @@ class AsyncioTransport(asyncio.BufferedProtocol):
 
     def read_now(self, most: int) -> bytes:
         if self._arrived or self._has_ended or self._transport.is_closing():
-            return b""  # its descriptor may be another connection's by now
+            return b""  # the descriptor may already belong to another connection
         return read_kernel(self._descriptor, most)
 
     def _resume(self) -> None:
@@ -122,11 +122,11 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         drop_unsent(self.socket)
         self._transport.abort()
 
-    # What asyncio calls
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
+        self._transport.set_write_buffer_limits(0)  # `send` waits until the kernel has all bytes
         self.socket = transport.get_extra_info("socket")
         encrypted = transport.get_extra_info("ssl_object")
         self.alpn = None if encrypted is None else encrypted.selected_alpn_protocol()
@@ -140,14 +140,14 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         if self._arrived or not self._look(data):
             self._arrived += data
             self._moved.set()
-        if len(self._arrived) >= ARRIVAL_BYTES and not self._rests:  # uvloop would read on, up to 32 times
+        if len(self._arrived) >= ARRIVAL_BYTES and not self._rests:  # uvloop would read up to 32 times more
             self._rests = True
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._has_ended = True
         self._moved.set()
-        return self._descriptor is not None  # what is being sent may go out; TLS closes both ways
+        return self._descriptor is not None  # True keeps the sending side open, which TLS does not allow
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_ended = True
@@ -163,20 +163,20 @@ class AsyncioTransport(asyncio.BufferedProtocol):
 
 
 def _arrivals() -> memoryview:
-    """Where what arrives lies until it is looked at, which is at once: all connections of an event loop share it."""
+    """Return the receive buffer of this thread's event loop, shared by all its connections."""
     try:
-        room: memoryview = _OF_THREAD.arrivals
+        room: memoryview = _THREAD.arrivals
     except AttributeError:
-        room = _OF_THREAD.arrivals = memoryview(bytearray(ARRIVAL_BYTES))
+        room = _THREAD.arrivals = memoryview(bytearray(ARRIVAL_BYTES))
     return room
 
 
 def _write_through(descriptor: int, data: bytes) -> bytes:
-    """Hand bytes to the kernel without the interpreter's lock, and return what it did not take.
+    """Write to the kernel without the interpreter's lock; return the bytes left.
 
-    Uvloop's own write does the same: the kernel may run the client first, and every forward would wait for it.
+    uvloop's own write holds the lock. The kernel may run the client within the call, and all forwards would wait.
     """
     try:
         return data[os.write(descriptor, data) :]
     except OSError:
-        return data  # it is full, or the transport finds out what is wrong
+        return data  # the buffer is full, or the transport will report the error

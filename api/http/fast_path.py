@@ -1,8 +1,13 @@
-"""The fast path through HTTP/1.1, for a request that is whole, or soon is, and asks for nothing unusual.
+"""The fast path: usual HTTP/1.1 requests, answered without Hypercorn.
 
-Nearly every request is like that. The general path through Hypercorn takes longer for a few texts than all stages
-together, and the event loop's time is taken from the forwards beside it: the cores and the interpreter's lock. Both
-paths have one reader of heads (`StrictReader`, h11), one front door, and one application, which counts and logs.
+A usual request is a GET without a body, or a POST with a Content-Length, and has no header that changes its framing or
+its connection (`_UNUSUAL`). Its body is here with the head, or arrives within about a second. Nearly all requests are
+like that. All others take the general path (`general_path.py`), which handles every request of HTTP.
+
+There are two paths because of speed. For a few short texts, Hypercorn's protocol takes longer than all stages together.
+It takes that time on the event loop, at the expense of forwards that need the core and the interpreter's lock;
+`python -m perf front` measures it. Both paths share the reader of heads (`StrictReader`), the front door, and the
+application, which counts and logs. So a request has the same answer on either (`tests/api/test_both_paths.py`).
 """
 
 from __future__ import annotations
@@ -29,20 +34,20 @@ from staged_pool.api.status import HttpError, Problem
 _UNUSUAL: Final = frozenset({
     b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"origin",
 })  # fmt: skip
-"""Those that change what a request says, where it ends, what becomes of its connection, or who may read its answer."""
+"""Headers that change a request's framing, body or connection, or the readers of the answer."""
 
 _KEEPS: Final = b"keep-alive"
 
 _HEAD_END: Final = b"\r\n\r\n"
 
-_OF_ONE: Final = frozenset({b"x-request-id", b"traceparent"})
-"""Headers that belong to one request alone: no other head will be the same."""
+_UNIQUE: Final = frozenset({b"x-request-id", b"traceparent"})
+"""Headers with a new value in each request: a head with one is not cached."""
 
-MOST_HEADS: Final = 1024
-"""Heads that are known again. Clients send the same few again and again, and h11 takes 30 microseconds for each."""
+MAX_CACHED_HEADS: Final = 1024
+"""Parsed heads in the cache: clients repeat the same few heads, and h11 is slow at parsing."""
 
-KNOWN_HEAD_BYTES: Final = 2**11
-"""Size of such a head at most: enough for the keys that services give out."""
+CACHED_HEAD_BYTES: Final = 2**11
+"""Maximum size of a cached head: enough for the API keys in common use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,10 @@ class FastRequest:
     """One usual request, as far as it has arrived.
 
     Args:
-        head: What h11 has read.
-        data: What has arrived, from the first byte of the head.
-        client: Who sent it, as ASGI has it.
-        connection: The one it came on, for the limit of connections.
+        head: Its parsed head.
+        data: Bytes received, from the first byte of the head on.
+        client: Address of the client, as in an ASGI scope.
+        connection: Its connection, for the connection limit.
     """
 
     __slots__ = ("_pieces", "_start", "body", "length", "missing", "rest", "scope")
@@ -79,29 +84,29 @@ class FastRequest:
         self.length = head.length
         """Bytes of the body."""
         self.missing = max(0, end - len(data))
-        """Bytes of the body that are not here."""
+        """Bytes of the body that have not arrived."""
         self.rest = data[end:]
-        """What came behind it: of the next request."""
+        """Bytes behind the request: the beginning of the next one."""
         self._start = data[: head.size]
         self.body: bytes | bytearray = data[head.size : end]
-        """All of it, once nothing is missing and `join` has returned."""
+        """The whole body, once nothing is missing and `join` has returned."""
         self._pieces = Body()
         self._pieces.add(self.body)
 
     def add(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         self._pieces.add(data[: self.missing])
         self.rest = data[self.missing :]
         self.missing = max(0, self.missing - len(data))
 
     async def join(self, *args: Any) -> None:
-        """Make one piece of the body; arguments as of `Body.whole`."""
+        """Join the pieces of the body; arguments as for `Body.whole`."""
         self.body = await self._pieces.whole(*args)
 
     def give_up(self) -> Iterator[bytes]:
-        """Give all that has arrived, the head and what came behind it too, for the general path to read.
+        """Yield all received bytes, head included, for the general path.
 
-        Piece by piece, and each is let go: in one, large bodies that many clients break off would be there twice.
+        They come in pieces, and each piece is released. Joined, an incomplete large body would be in memory twice.
         """
         self.body = b""
         yield self._start
@@ -110,11 +115,11 @@ class FastRequest:
 
 
 class FastPath:
-    """FileReads, judges and answers usual requests of HTTP/1.1.
+    """Reads, admits and answers usual requests of HTTP/1.1.
 
     Args:
-        application: Answers, counts and logs; its front door decides.
-        common: Makes the headers that every answer of the server has.
+        application: Answers, counts and logs requests; its front door admits them.
+        common: Makes the headers that every response has.
     """
 
     def __init__(self, application: Application, common: Callable[[], Headers]) -> None:
@@ -124,11 +129,11 @@ class FastPath:
         self._common = common
         self._common_lines = b""
         self._common_second = 0
-        """The second that they were made in: the date among them has whole seconds."""
+        """The second in which `_common_lines` was made: the date in it has a resolution of one second."""
         self._heads: dict[bytes, _Head] = {}
 
     def read(self, data: bytes, client: Any = None, connection: Member | None = None) -> FastRequest | None:
-        """Read the head of a request that `data` begins with; None where it is unusual or not all there."""
+        """Read the head at the start of `data`; None if it is incomplete or unusual."""
         end = data.find(_HEAD_END)
         if end < 0:
             return None
@@ -142,7 +147,7 @@ class FastPath:
         try:
             request = reader.next_event()
         except h11.RemoteProtocolError:
-            return None  # the general path says what is wrong
+            return None  # the general path answers with the reason
         if not isinstance(request, h11.Request) or (length := _length(request)) is None:
             return None
         path, _, query = request.target.partition(b"?")
@@ -161,15 +166,19 @@ class FastPath:
         except HttpError:
             return None  # likewise
         head = _Head(scope, length, len(data))
-        if len(data) <= KNOWN_HEAD_BYTES and _OF_ONE.isdisjoint(dict(request.headers)):
-            if len(self._heads) >= MOST_HEADS:
+        if len(data) <= CACHED_HEAD_BYTES and _UNIQUE.isdisjoint(dict(request.headers)):
+            if len(self._heads) >= MAX_CACHED_HEADS:
                 self._heads.clear()
             self._heads[data] = head
         return head
 
     def admit(self, request: FastRequest) -> bytes | Literal[False] | None:
-        """Decide by the headers: None, and its body is to be received; False, it is left to the general path; or the
-        answer to a request that is here already and has no key."""
+        """Decide by the headers, before the body is complete.
+
+        Returns:
+            None: the body is to be received. False: the general path takes the request. Bytes: the whole response, for
+            a complete request without a valid key.
+        """
         problem = self._door.reject(request.scope)
         if problem is None:
             limits, scope = self._limits, request.scope
@@ -177,37 +186,37 @@ class FastPath:
             return None if fits else False
         if request.missing or problem.row is not status.UNAUTHORIZED or self._application.closes_connections:
             return False
-        return self._answered_now(request, problem)
+        return self._response_now(request, problem)
 
     @contextmanager
     def receiving(self, request: FastRequest) -> Iterator[Callable[[bytes], None]]:
-        """Count a request while its body arrives; the block gives each part of that to the function that it gets."""
+        """Count a request while its body arrives; the block passes each received part to the yielded function."""
         with self._limits.hold(request.scope) as held:
-            held.keep(request.length)  # it was found to have room
+            held.keep(request.length)  # `admit` has found room for it
             yield request.add
 
     def decide(self, request: FastRequest) -> bytes | None:
-        """Decide about a request whose body is here: the whole answer; None if it enters."""
+        """Return the whole response to a complete request if it needs no engine; None: call `answer`."""
         if self._application.closes_connections:
-            return None  # there is more to do than to send an answer
-        given = self._door.decide(request.scope, request.body)
-        return None if given is None else self._answered_now(request, given)
+            return None  # `answer` closes the connection, too
+        decision = self._door.decide(request.scope, request.body)
+        return None if decision is None else self._response_now(request, decision)
 
-    def _answered_now(self, request: FastRequest, given: Problem | Answer) -> bytes:
-        answer, headers = self._application.answer_now(given, request.scope, len(request.body))
+    def _response_now(self, request: FastRequest, decision: Problem | Answer) -> bytes:
+        answer, headers = self._application.answer_now(decision, request.scope, len(request.body))
         return self._head(answer.status, headers) + b"".join(answer.pieces)
 
     async def answer(self, request: FastRequest, send: Callable[[bytes], Awaitable[None]]) -> bool:
         """Answer a request. Cancellation reaches the application.
 
         Args:
-            request: One that may enter.
-            send: Gets the bytes of the answer, in one piece or several.
+            request: A complete request that was admitted.
+            send: Called with the bytes of the response, once or several times.
 
         Returns:
-            The connection is to be closed now.
+            True: the connection must be closed now.
         """
-        exchange = _Exchange(request.body, send, self._head)
+        exchange = _FastExchange(request.body, send, self._head)
         with self._limits.hold(request.scope) as held:
             held.keep(request.length)
             await self._application(request.scope, exchange.receive, exchange.send)
@@ -220,8 +229,8 @@ class FastPath:
         return b"HTTP/1.1 %d \r\n%s%s\r\n" % (code, _lines(headers), self._common_lines)
 
 
-class _Exchange:
-    """What the application sees of one request."""
+class _FastExchange:
+    """ASGI's `receive` and `send` for one request."""
 
     __slots__ = ("_body", "_head", "_make_head", "_send", "closes")
 
@@ -249,26 +258,26 @@ class _Exchange:
             self.closes = (b"connection", b"close") in headers
             self._head = self._make_head(message["status"], headers)
             return
-        head, self._head = self._head, b""  # with what follows it, so that the client is woken once
+        head, self._head = self._head, b""  # sent together with the body, so that the client wakes up once
         await self._send(head + message["body"])
 
 
 def _lines(headers: Headers) -> bytes:
     lines = b"".join([b"%s: %s\r\n" % header for header in headers])
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
-        raise RuntimeError("a header of an answer has more than one line")
+        raise RuntimeError("a response header has more than one line")
     return lines
 
 
 def _length(request: h11.Request) -> int | None:
-    """Bytes of a usual request's body; None where anything about the request is unusual."""
+    """Return the bytes of a usual request's body; None if the request is unusual."""
     headers = dict(request.headers)
     given = headers.get(b"content-length")
     is_usual = (
         request.http_version == b"1.1"
         and _UNUSUAL.isdisjoint(headers)
         and headers.get(b"connection", _KEEPS).lower() == _KEEPS
-        and LINES not in headers.get(b"accept", b"")  # nobody knows how long their answer will be
+        and LINES not in headers.get(b"accept", b"")  # a streamed response has no Content-Length
     )
     if not is_usual or request.method not in (b"GET", b"POST") or (given is None) != (request.method == b"GET"):
         return None

@@ -1,15 +1,18 @@
-"""What stands between Hypercorn and the application: limits, deadlines, and no client that can wedge anything.
+"""The general path: requests of any kind and HTTP version, between the protocols and the application.
 
-Hypercorn hands a request's body over in a queue of ten messages. If nobody reads it, the task that reads the socket
-blocks, the task that ends the response blocks behind it, and over HTTP/2 so does every other stream of the connection.
-Hence the rules here:
+It takes what the fast path (`fast_path.py`) does not: HTTP/2 and HTTP/3, chunked or compressed bodies, slow bodies,
+unusual headers, and malformed requests. It is the complete path. The fast path exists only because this one is slower
+for the many small requests that need none of this.
 
-- A body is read to its end before the application is called, under a size cap and a deadline; it is never held beyond
-  the cap plus one chunk. One that is compressed is undone under the same cap.
-- A rejection is sent while the rest of the body is being read and dropped, and the client gets a moment to see the
-  answer before the connection closes under it.
-- While the application works on a request that had a body, a watcher waits for the client to leave, and then cancels
-  the application. Once the last message of the answer is on its way, leaving is what clients do: it is ignored.
+Hypercorn passes a request's body on in a queue of ten messages. If nobody reads it, the task that reads the socket
+blocks, and behind it the task that ends the response. Hence three rules:
+
+- The application is called once the body is complete, under a size limit and a deadline. No more than the limit plus
+  one chunk is ever held. A compressed body is decompressed under the same limit.
+- A rejection is sent while the rest of the body is read and dropped. The client has a moment to read the response
+  before the connection closes.
+- While the application works on a request with a body, a watcher waits for the client to leave, and then cancels the
+  application. Once the last message of the response is sent, a client that leaves is ignored.
 """
 
 from __future__ import annotations
@@ -29,58 +32,62 @@ from staged_pool.api.status import HttpError, Problem
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 
 LINGER_S = 2.0
-"""How long a rejected client may go on sending. Closing while its bytes are in flight resets the connection, and the
-answer that it has not read yet is lost with it."""
+"""Seconds that a rejected client may go on sending.
+
+Closing while its bytes are in flight resets the connection, and the client loses a response that it has not read.
+"""
 
 FREE_PIECES = 2**12
 PIECE_BYTES = 8
-"""A body may come in 4096 pieces and one more for each eight bytes. Each costs the event loop as much as a kilobyte
-does, so a body in crumbs is a way to keep it busy."""
+"""A body may arrive in `FREE_PIECES` pieces, and one more for each `PIECE_BYTES` bytes.
+
+A piece costs the event loop as much as a kilobyte does, so tiny pieces could keep it busy.
+"""
 
 
 class GeneralPath:
-    """Wraps an ASGI application.
+    """An ASGI application around another one, which gets complete bodies only.
 
-    Cancellation of `__call__` reaches the application. A client that leaves before the answer is on its way cancels
-    the application too; the call then returns normally.
+    Cancellation of `__call__` reaches the application. So does a client that leaves before the response is sent; the
+    call then returns normally.
 
     Args:
-        app: Receives each body as one message, `more_body` false. It need not read it.
-        say: Makes the application that answers a request with a problem, or with an answer.
-        limits: Those of the server.
-        reject: Asked about each request before its body is read: a problem that keeps it out.
-        decide: Asked about each request that has a body, when that is here: what it is answered with at once.
+        app: Receives each body as one message with `more_body` false; it may ignore it.
+        respond_with: Makes an application that sends a given problem or answer.
+        limits: Limits of the server.
+        reject: Called before a body is read; returns the problem of a request that is rejected.
+        decide: Called with a complete body; returns an answer that needs no engine, or the problem of a rejection.
     """
 
     def __init__(
         self,
         app: App,
-        say: Callable[[Problem | Answer], App],
+        respond_with: Callable[[Problem | Answer], App],
         limits: RequestLimits,
         *,
         reject: Callable[[Scope], Problem | None],
         decide: Callable[[Scope, bytes | bytearray], Problem | Answer | None],
     ) -> None:
         self._app = app
-        self._say = say
+        self._respond_with = respond_with
         self._limits = limits
         self._server_state = limits.server_state
         self._reject = reject
         self._decide = decide
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        intake = _Intake(receive)
+        receiver = _Receiver(receive)
         problem = self._reject(scope)
         with self._limits.hold(scope) as held:
             if problem is not None:
                 is_full = problem.row in (status.TOO_MANY_REQUESTS, status.TOO_MANY_CONNECTIONS)
                 linger_s = 0 if is_full else LINGER_S
-                await self._decline(problem, scope, intake, send, linger_s=linger_s)
+                await self._send_rejection(problem, scope, receiver, send, linger_s=linger_s)
                 return
             try:
                 self._limits.check_head(scope)
                 held.announce(announced_bytes(scope))
-                body = await self._read(scope, intake, held)
+                body = await self._read(scope, receiver, held)
             except HttpError as rejection:
                 problem = rejection.problem
             except Exception as error:
@@ -89,19 +96,19 @@ class GeneralPath:
                 problem = status.problem(exhausted(error, "http"))
             if problem is not None:
                 held.give_back()
-                await self._decline(problem, scope, intake, send, linger_s=LINGER_S)
+                await self._send_rejection(problem, scope, receiver, send, linger_s=LINGER_S)
                 return
-            if not intake.client_left:
-                await self._pass_on(body, scope, intake, send)
+            if not receiver.client_left:
+                await self._answer(body, scope, receiver, send)
 
-    async def _pass_on(self, body: bytes | bytearray, scope: Scope, intake: _Intake, send: Send) -> None:
-        exchange = _Exchange(scope, body, intake, send)
-        if not body:  # nothing that is asked for without a body takes long enough to be worth a watcher
+    async def _answer(self, body: bytes | bytearray, scope: Scope, receiver: _Receiver, send: Send) -> None:
+        exchange = _GeneralExchange(scope, body, receiver, send)
+        if not body:  # requests without a body are quick: they need no watcher
             with at_work(scope):
                 await self._app(scope, exchange.receive, exchange.send)
             return
-        if (given := self._decide(scope, body)) is not None:
-            await self._say(given)(scope, exchange.receive, send)
+        if (decision := self._decide(scope, body)) is not None:
+            await self._respond_with(decision)(scope, exchange.receive, send)
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exchange.watch, tasks.cancel_scope)
@@ -109,55 +116,58 @@ class GeneralPath:
                 await self._app(scope, exchange.receive, exchange.send)
             tasks.cancel_scope.cancel()
 
-    async def _read(self, scope: Scope, intake: _Intake, held: Held) -> bytes | bytearray:
+    async def _read(self, scope: Scope, receiver: _Receiver, held: Held) -> bytes | bytearray:
         coding = coding_of(scope["headers"])
-        packed = await self._receive(scope, intake, held)
-        if coding is None or intake.client_left:
+        packed = await self._receive(scope, receiver, held)
+        if coding is None or receiver.client_left:
             return packed
         held.begin_to_unpack()
         body = await unpack(packed, coding, held.take, self._server_state)
         held.give_back(packed_only=True)
         return body
 
-    async def _receive(self, scope: Scope, intake: _Intake, held: Held) -> bytes | bytearray:
+    async def _receive(self, scope: Scope, receiver: _Receiver, held: Held) -> bytes | bytearray:
         body = Body()
         pieces = 0
         timeout_s = self._limits.config.body_timeout_s
         with self._server_state.timeout(timeout_s):
-            while not intake.ended:
+            while not receiver.ended:
                 if pieces and is_open(scope) and (problem := self._limits.too_many(scope)) is not None:
                     raise HttpError(problem.row, problem.message, retry_after_s=problem.retry_after_s)
-                chunk = await intake.next()
+                chunk = await receiver.next()
                 held.take(len(chunk))
                 pieces += 1
                 if pieces > FREE_PIECES + body.size // PIECE_BYTES:
-                    raise HttpError(status.TOO_MANY_PIECES, "The body comes in too many pieces")
+                    raise HttpError(status.TOO_MANY_PIECES, "The body arrives in too many small pieces")
                 body.add(chunk)
-        if not intake.ended:
-            raise HttpError(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
+        if not receiver.ended:
+            raise HttpError(status.SLOW_BODY, f"The body did not arrive within {timeout_s:g} s")
         return await body.whole(self._server_state)
 
-    async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send, *, linger_s: float) -> None:
-        farewell = _Farewell(scope, intake, send, linger_s)
+    async def _send_rejection(
+        self, problem: Problem, scope: Scope, receiver: _Receiver, send: Send, *, linger_s: float
+    ) -> None:
+        sender = _RejectionSender(scope, receiver, send, linger_s)
+        exchange = _GeneralExchange(scope, b"", receiver, send)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(farewell.drain)
-            await self._say(problem)(scope, _Exchange(scope, b"", intake, send).receive, farewell.send)
+            tasks.start_soon(sender.drain)
+            await self._respond_with(problem)(scope, exchange.receive, sender.send)
             tasks.cancel_scope.cancel()
 
 
-class _Intake:
-    """The incoming messages of one request."""
+class _Receiver:
+    """Receives the body of one request, message by message."""
 
     __slots__ = ("_receive", "client_left", "ended")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.ended = False
-        """No more of the body will come."""
+        """True once the last message of the body is here."""
         self.client_left = False
 
     async def next(self) -> bytes:
-        """The next piece of the body; empty when there is none."""
+        """Receive the next piece of the body; it is empty if the client has left."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.client_left = self.ended = True
@@ -167,15 +177,15 @@ class _Intake:
         return chunk
 
 
-class _Exchange:
-    """What the application sees of a request whose body is here."""
+class _GeneralExchange:
+    """ASGI's `receive` and `send` for a request whose body is complete."""
 
-    __slots__ = ("_answered", "_body", "_intake", "_scope", "_send")
+    __slots__ = ("_answered", "_body", "_receiver", "_scope", "_send")
 
-    def __init__(self, scope: Scope, body: bytes | bytearray, intake: _Intake, send: Send) -> None:
+    def __init__(self, scope: Scope, body: bytes | bytearray, receiver: _Receiver, send: Send) -> None:
         self._scope = scope
         self._body: bytes | bytearray | None = body
-        self._intake = intake
+        self._receiver = receiver
         self._send = send
         self._answered = False
 
@@ -184,7 +194,7 @@ class _Exchange:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._answered:
-            await anyio.sleep_forever()  # until the watcher cancels: who waits here waits for the client to leave
+            await anyio.sleep_forever()  # the application waits for the client to leave; then the watcher cancels it
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -194,25 +204,25 @@ class _Exchange:
             await self._send(message)
 
     async def watch(self, application: anyio.CancelScope) -> None:
-        while not self._intake.client_left:
-            await self._intake.next()
+        while not self._receiver.client_left:
+            await self._receiver.next()
         if not self._answered:
             application.cancel()
 
 
-class _Farewell:
-    """Sends a rejection to a client that may still be sending."""
+class _RejectionSender:
+    """Sends a rejection to a client that may still be sending its body."""
 
-    def __init__(self, scope: Scope, intake: _Intake, send: Send, linger_s: float) -> None:
+    def __init__(self, scope: Scope, receiver: _Receiver, send: Send, linger_s: float) -> None:
         self._closes = scope["http_version"].startswith("1")
-        self._intake = intake
+        self._receiver = receiver
         self._send = send
         self._linger_s = linger_s
         self._drained = anyio.Event()
 
     async def drain(self) -> None:
-        while not self._intake.ended:
-            await self._intake.next()
+        while not self._receiver.ended:
+            await self._receiver.next()
         self._drained.set()
 
     async def send(self, message: Message) -> None:

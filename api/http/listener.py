@@ -1,4 +1,4 @@
-"""The listening socket. It exists before anything heavy is imported, so that clients queue instead of being refused."""
+"""Listening sockets, opened before anything heavy is imported: early clients queue instead of failing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Final
 from staged_pool.stages.errors import ConfigError
 
 BACKLOG = 1024
-"""Connections that the kernel keeps waiting for us."""
+"""Connections that the kernel queues until they are accepted."""
 
 
 SOCKET_MASK: Final = 0o117
-"""Of the rights to a Unix socket: its user and group may connect."""
+"""Permission mask of a Unix socket: its user and group may connect."""
 
 
 def bind_udp(host: str, port: int) -> socket.socket:
-    """A UDP socket on `host` and `port`.
+    """Open a UDP socket on `host` and `port`.
 
     Raises:
         ConfigError: As for `bind`.
@@ -30,13 +30,13 @@ def bind_udp(host: str, port: int) -> socket.socket:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on `host` and `port`.
+    """Open a socket that listens on `host` and `port`.
 
     Returns:
-        A non-blocking TCP socket; `getsockname()` says which port it got, if `port` is 0.
+        A non-blocking TCP socket; with `port` 0, `getsockname()` has the port that was chosen.
 
     Raises:
-        ConfigError: The address is not ours, the port is taken, or the system does not allow it.
+        ConfigError: The address is not of this machine, the port is taken, or the system does not allow it.
     """
     return _bound(host, port, socket.SOCK_STREAM)
 
@@ -61,21 +61,21 @@ def _bound(host: str, port: int, type_: socket.SocketKind) -> socket.socket:
 
 
 def bind_unix(path: Path) -> socket.socket:
-    """A socket that listens on a path of the file system, for clients on this machine.
+    """Open a Unix socket that listens on a path, for clients on this machine.
 
-    A socket that a server has left behind is replaced. To be called before there are threads: what they create
-    meanwhile would have its rights.
+    A socket file of a server that has ended is replaced. Call this before any thread starts: files that a thread
+    creates meanwhile would get the permissions of the socket.
 
     Returns:
         A non-blocking Unix socket.
 
     Raises:
-        ConfigError: Somebody listens there, something else is there, or the path cannot be used.
+        ConfigError: Another process listens there, another kind of file is there, or the path cannot be used.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
-        mask = os.umask(SOCKET_MASK)  # chmod() afterwards would come too late for the first client
+        mask = os.umask(SOCKET_MASK)  # with chmod() afterwards, any user could connect first
         try:
             listener.bind(str(path))
         finally:
@@ -100,15 +100,15 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"unix_socket={str(path)!r}: there is something else than a socket")
+        raise ConfigError(f"unix_socket={str(path)!r}: a file that is no socket is there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1.0)
         try:
             client.connect(str(path))
-        except ConnectionRefusedError:  # nobody listens
+        except ConnectionRefusedError:  # no process listens
             path.unlink(missing_ok=True)
             return
-        except BlockingIOError:  # somebody does, and has many waiting
+        except BlockingIOError:  # a process does, and its queue is full
             pass
     raise _in_use(path)
 
@@ -118,10 +118,10 @@ def _in_use(path: Path) -> ConfigError:
 
 
 class SocketFile:
-    """The file of a listening Unix socket: removed once the server ends, if it is still this server's.
+    """File of a listening Unix socket, removed when the server ends.
 
     Args:
-        listener: Any listening socket. One that has no file has nothing to remove.
+        listener: Any listening socket; one over TCP has no file to remove.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -129,7 +129,7 @@ class SocketFile:
         self._made = self._identity()
 
     def remove(self) -> None:
-        """Does nothing if another server has put its own in its place."""
+        """Remove the file, unless another server has replaced it."""
         if self._path is not None and self._made is not None and self._identity() == self._made:
             with suppress(OSError):
                 self._path.unlink()
@@ -155,7 +155,7 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 def url(listener: socket.socket, *, tls: bool = False) -> str:
-    """Where a client on this machine reaches the socket."""
+    """Return the URL at which clients on this machine reach the socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     scheme = "https" if tls else "http"

@@ -1,4 +1,4 @@
-"""Sending to one client, as long as it reads."""
+"""Sending to one client, which must keep reading."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.api")
 
 LATE_S: Final = 0.1
-"""An event loop that is later than this was held up, and has not looked if a client reads."""
+"""Seconds of event loop lag beyond which a write timeout is not the client's fault."""
 
 
 async def send_all(transport: Transport, data: bytes, server_state: ServerState, timeout_s: float) -> bool:
-    """Send data. False: the client does not read it, and the connection is reset, or either side has closed.
+    """Send data; a connection whose client does not read is reset.
 
     Args:
-        transport: Of the connection. Nobody else sends meanwhile.
-        data: What to send.
-        server_state: Shortens the wait where the server ends.
-        timeout_s: Seconds in which a piece of `PIECE_BYTES` must be read.
+        transport: Transport of the connection; no other call sends on it meanwhile.
+        data: Bytes to send.
+        server_state: Shortens the timeout when the server shuts down.
+        timeout_s: Seconds within which the client must read each piece of `PIECE_BYTES`.
+
+    Returns:
+        False if the connection was reset, or either side has closed it.
     """
     pieces = memoryview(data)
     for first in range(0, len(data), PIECE_BYTES):
@@ -35,7 +38,7 @@ async def send_all(transport: Transport, data: bytes, server_state: ServerState,
         while (late_s := await _sent_within(transport, send, server_state, left_s)) is not None:
             if late_s <= LATE_S:
                 return False
-            send, left_s = transport.send_rest, late_s  # nobody looked if the client did read
+            send, left_s = transport.send_rest, late_s  # the event loop was blocked: the client may have read
     return True
 
 

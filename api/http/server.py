@@ -1,4 +1,4 @@
-"""The server as one program: HTTP from the first moment, the engine behind it, and the order in which both end."""
+"""The server: HTTP from the start, engines once they are loaded, and shutdown in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.cors import cors
 from staged_pool.api.http.accept import Acceptor, HypercornLog
-from staged_pool.api.http.connections import ConnectionConfig
+from staged_pool.api.http.connection_lifecycle import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.http.http3.protocol import Http3
@@ -38,16 +38,16 @@ from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.log import get_logger
 
 OVERDUE_S: Final = 3.0
-"""What is then left to end the process by itself, before it is ended."""
+"""Seconds added to the timeouts of a shutdown before the process is ended by force."""
 
 SPARE_FILES: Final = 256
-"""Open files that are no connections: libraries, weights, event loops, logs."""
+"""Open files other than connections: libraries, weights, event loops, logs."""
 
 EXIT_OVERDUE: Final = 3
-"""Exit code of a process that did not end by itself."""
+"""Exit code of a process that was ended by force."""
 
 _STDERR: Final = 2
-"""A descriptor: signal handlers must not use Python's streams."""
+"""Descriptor of stderr: signal handlers must not use Python's streams."""
 
 OpenEngines: TypeAlias = Callable[
     [Sequence[EngineConfig], MemoryGovernor], AbstractAsyncContextManager[Mapping[str, Engine]]
@@ -62,37 +62,37 @@ async def serve(
     listener: socket.socket,
     quic_listener: socket.socket | None = None,
 ) -> None:
-    """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
+    """Run a server until it is told to stop. It handles the signals of the process, and may end the process.
 
-    The first SIGTERM, SIGINT or SIGHUP drains: `/ready` turns 503, new requests are rejected, those inside have
-    `drain_timeout_s` to finish, then the connections close. A second one, or an end that takes too long, ends the
-    process at once.
+    The first SIGTERM, SIGINT or SIGHUP drains the server. `/ready` turns 503, new requests are rejected, requests
+    inside have `drain_timeout_s` to finish, then the connections close. A second signal ends the process at once, and
+    so does a shutdown that takes too long.
 
     Args:
-        config: Limits of HTTP; its host and port have become `listener`.
-        models: What is loaded while HTTP answers already; at least one.
-        listener: A listening socket, see `bind`. Owned by the server from here on.
-        quic_listener: A UDP socket for HTTP/3, see `bind_udp`, with the certificate in `config`. Owned as well.
+        config: Settings of HTTP; `listener` stands for its host and port.
+        models: Models to load, at least one; HTTP answers while they load.
+        listener: A listening socket, see `bind`; the server closes it.
+        quic_listener: A UDP socket for HTTP/3, see `bind_udp`; the server closes it. `config` has the certificate.
 
     Raises:
         ConfigError: A model cannot be loaded as configured.
-        DeviceLost: An engine broke while it served.
+        DeviceLost: An engine failed while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
     await Server(config, models, owns_process=True).run(listener, quic_listener)
 
 
 class Server:
-    """One HTTP server and its engines, inside the caller's event loop, asyncio or trio.
+    """One HTTP server and its engines, in the caller's event loop, asyncio or trio.
 
     Args:
-        config: Limits of HTTP.
-        models: What is loaded; at least one.
-        owns_process: Handle signals, and end the process if it does not end by itself.
-        open_engines: Makes the engines; for a host that has models of its own.
+        config: Settings of HTTP.
+        models: Models to load, at least one.
+        owns_process: Handle signals, and end the process by force if a shutdown takes too long.
+        open_engines: Opens the engines; replaced by a host with models of its own.
 
     Raises:
-        ConfigError: The files of TLS are not what they should be.
+        ConfigError: A TLS file is missing or wrong.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class Server:
         self._failure: BaseException | None = None
 
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
-        """Serve until `close()` is called or the engine fails.
+        """Serve until `close()` is called or an engine fails.
 
-        Cancelled, it drops what is inside. To let that finish, call `close()`.
+        Cancellation drops the requests inside. To let them finish, call `close()`.
 
         Args:
             listener: See `serve`.
             quic_listener: See `serve`.
 
         Raises:
-            ConfigError: The engine cannot be loaded as configured.
-            DeviceLost: The engine broke while it served.
+            ConfigError: A model cannot be loaded as configured.
+            DeviceLost: An engine failed while it served.
         """
         log.info("server.listening", url=url(listener, tls=self._tls is not None))
         file = SocketFile(listener)
@@ -144,18 +144,18 @@ class Server:
             background.start_soon(self.state.lag.watch)
             background.start_soon(self.memory.watch)
             if self._owns_process:
-                background.start_soon(self._heed_signals)
+                background.start_soon(self._handle_signals)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run_engine)
                 tasks.start_soon(self._run_http, listener, quic_listener)
             background.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Refuse new requests, finish those inside, and let `run()` return."""
+        """Reject new requests, finish those inside, and make `run()` return."""
         self.registry.close("the server is draining")
         engines = self.registry.engines
         if not engines:
-            # A load cannot be interrupted, and nothing is inside: there is nothing to wait for.
+            # No request is inside, and loading cannot be interrupted: there is no work to wait for.
             self._end_process_after(GRACE_S, exit_code=0)
         else:
             self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
@@ -170,7 +170,7 @@ class Server:
             async with self._open_engines(self._models, self.memory) as engines:
                 if self._owns_process:
                     spare_the_collector()
-                    await anyio.to_thread.run_sync(_give_back_what_loading_took)
+                    await anyio.to_thread.run_sync(_release_memory_of_loading)
                 self.registry.open(*engines.values())
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
@@ -178,7 +178,7 @@ class Server:
                     async with anyio.create_task_group() as watching:
                         for engine in engines.values():
                             watching.start_soon(self._watch, engine)
-        except Exception as error:  # noqa: BLE001  # run() raises it once HTTP has ended, which must not be cancelled
+        except Exception as error:  # noqa: BLE001  # run() raises it after HTTP has shut down in order
             self._fail(only_error(error))
 
     async def _watch(self, engine: Engine) -> None:
@@ -186,12 +186,12 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        self.registry.close(self._told(error))
+        self.registry.close(self._public_reason(error))
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
-    def _told(self, error: BaseException) -> str:
-        """What requests are told of a failure: what is wrong with a model is the operator's, and may name folders."""
+    def _public_reason(self, error: BaseException) -> str:
+        """Return the reason of a failure for clients; the text of a load error may name folders."""
         if isinstance(error, DeviceLost):
             return str(error)
         return "the server failed" if self.registry.engines else "the models could not be loaded"
@@ -212,22 +212,22 @@ class Server:
         self._serving.cancel()
 
     async def _until_quiet(self) -> None:
-        """Wait for HTTP/3's connections, the only ones that are left."""
+        """Wait for the HTTP/3 connections, the only ones left."""
         with anyio.move_on_after(GRACE_S):
             while self.state.connections:
                 await self.state.changed()
 
     def _wrapped(self, application: Application) -> App:
-        """The application with everything that stands before it."""
+        """Return the application of the general path, with CORS if origins are allowed."""
         origins = self._config.cors_origins
 
-        def readable(app: App) -> App:
+        def with_cors(app: App) -> App:
             return cors(app, origins) if origins else app
 
         door = application.door
         return GeneralPath(
-            readable(application),
-            lambda given: readable(application.saying(given)),
+            with_cors(application),
+            lambda decision: with_cors(application.answering_with(decision)),
             door.limits,
             reject=door.reject,
             decide=door.decide,
@@ -238,13 +238,13 @@ class Server:
         config.limits = self._config
         config.server_state = self.state
         config.logger_class = HypercornLog
-        config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
+        config.keep_alive_max_requests = 2**31  # Hypercorn's limit would close an HTTP/2 connection with open streams
         config.h2_max_concurrent_streams = 100
         config.include_server_header = False
         return config
 
-    async def _heed_signals(self) -> None:
-        _show_stacks_on_request()
+    async def _handle_signals(self) -> None:
+        _dump_stacks_on_signals()
         async with anyio.create_task_group() as closing:
             with anyio.open_signal_receiver(*_ending_signals()) as signals:
                 async for number in signals:
@@ -254,7 +254,7 @@ class Server:
                     closing.start_soon(self.close)
 
     def _end_process_after(self, seconds: float, *, exit_code: int) -> None:
-        """End the process however stuck it is then. A thread, for the event loop itself may be what hangs."""
+        """End the process by force after `seconds`. A thread does it, since the event loop may hang."""
         if self._owns_process:
             watchdog = threading.Timer(seconds, _end_process, (exit_code,))
             watchdog.daemon = True
@@ -262,32 +262,35 @@ class Server:
 
 
 def _ending_signals() -> list[signal.Signals]:
-    """Signals that end the server, after what is inside."""
+    """Return the signals that drain the server."""
     names = ["SIGTERM", "SIGINT"]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
         names.append("SIGHUP")
     return [signal.Signals[name] for name in names]
 
 
-def _show_stacks_on_request() -> None:
-    """Have SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr, where they would end the process."""
+def _dump_stacks_on_signals() -> None:
+    """Make SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr.
+
+    By default these signals end the process.
+    """
     for name in ("SIGUSR1", "SIGUSR2"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             faulthandler.register(number, _STDERR)
 
 
-def _give_back_what_loading_took() -> None:
+def _release_memory_of_loading() -> None:
     give_back_freed_memory()
     let_go_of_weight_files()
 
 
 def _allow_files(count: int) -> None:
-    """Raise what this process may have open, where the system's default is lower and the system lets us."""
+    """Raise the process's limit of open files to `count`, as far as the system allows."""
     try:
         import resource
     except ImportError:
-        return  # no POSIX, no such limit
+        return  # only POSIX has this limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

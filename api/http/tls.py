@@ -1,4 +1,4 @@
-"""TLS of the server: what is wrong with its files is said before it listens."""
+"""TLS settings of the server, checked before it listens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.stages.errors import ConfigError
 
 PROTOCOLS: Final = ("h2", "http/1.1")
-"""What clients are offered, the best first (RFC 7301)."""
+"""Protocols offered to clients, the preferred one first (RFC 7301)."""
 
 
 def server_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """What every connection is encrypted by: TLS 1.2 and newer, with the system's OpenSSL's choice of ciphers.
+    """Return the TLS settings of all connections: TLS 1.2 and newer, with OpenSSL's default ciphers.
 
     Returns:
-        None where the server has no certificate.
+        None if the server has no certificate.
 
     Raises:
-        ConfigError: A file cannot be read, is not what it should be, or key and certificate do not belong together.
+        ConfigError: A file cannot be read, has the wrong content, or the key does not match the certificate.
     """
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -45,7 +45,7 @@ def server_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 class _Password(Exception):
-    """The key has one."""
+    """The private key has a password."""
 
 
 def _no_password() -> str:
@@ -64,4 +64,4 @@ def _reason(error: Exception) -> str:
         return "is locked by a password; store it without one, readable by this user alone"
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
         return "is not the key of tls_cert"
-    return "no certificate, or no key, in PEM form"
+    return "tls_cert has no certificate in PEM form, or this file has no key in PEM form"

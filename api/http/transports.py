@@ -1,4 +1,4 @@
-"""The bytes of one connection, as far as `connections.py` needs them to be the same on asyncio and on trio."""
+"""Interface of a connection's byte stream, the same on asyncio and trio."""
 
 from __future__ import annotations
 
@@ -10,78 +10,81 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 ARRIVAL_BYTES: Final = 2**16
-"""Bytes of one connection that wait here at most until somebody receives them: hundreds may begin to send at once."""
+"""Maximum bytes that one connection buffers until they are received: hundreds of clients may send at once."""
 
 READ_BYTES: Final = 2**18
-"""Bytes that are read at once from a connection that has its turn: the event loop needs about 0.1 ms for them."""
+"""Bytes of a body read in one turn (`ServerState.turn`): about 0.1 ms of the event loop."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing drops what is unsent, so that the kernel does not keep it for a client that never reads."""
+"""Value of SO_LINGER: closing drops unsent bytes, so that the kernel keeps none for a client that never reads."""
 
 
 class Transport(Protocol):
     """One connection to a client. One task receives; calls of `send` do not overlap."""
 
     socket: Any
-    """For its addresses."""
+    """The connected socket, for its addresses."""
     alpn: str | None
-    """The protocol that TLS has agreed upon, if it has."""
+    """The protocol negotiated in TLS, if any."""
 
     async def receive(self) -> bytes:
-        """Wait for the next bytes; none at the end. Cancelled, it loses nothing."""
+        """Wait for the next bytes; b"" at the end. Cancellation loses nothing."""
 
     async def arrived(self) -> bytes:
-        """Receive the bytes that the client has sent by now; none if there are none."""
+        """Receive bytes that have already arrived, without waiting for more; b"" if there are none."""
 
     def read_now(self, most: int) -> bytes:
-        """Read up to `most` bytes that wait in the kernel; none if there are none, or TLS has to see them first."""
+        """Read up to `most` bytes from the kernel's buffer; b"" if it is empty, or with TLS."""
 
     @property
     def has_sent_all(self) -> bool:
-        """Everything is the kernel's, and neither side is gone: it takes more, though perhaps not all."""
+        """True if the connection is open and the kernel has all bytes sent so far."""
 
     def send_nowait(self, data: bytes) -> bool:
-        """Take bytes that fit into what may wait here. False: nothing was taken."""
+        """Send without waiting, if the bytes fit in the buffer. False: nothing was sent."""
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Hand bytes to the kernel. Cancelled, some of them are handed over.
+        """Send bytes, and return when the kernel has them. Cancellation may leave a part sent.
 
         Raises:
-            OSError: Either side is gone.
+            OSError: Either side has closed.
         """
 
     async def send_rest(self) -> None:
-        """Go on with a `send` that was cancelled.
+        """Continue a `send` that was cancelled.
 
         Raises:
-            OSError: Either side is gone, or it cannot go on.
+            OSError: Either side has closed, or the transport cannot continue.
         """
 
     async def close(self) -> None:
-        """Send what is unsent and close. Cancelled, it drops what is unsent. Does nothing on a closed one."""
+        """Send the remaining bytes and close; cancellation drops them. It does nothing when closed."""
 
     def cut(self) -> None:
-        """Close at once, with a reset."""
+        """Reset the connection at once."""
 
 
 UNSENT_BYTES: Final = 2**17
-"""Bytes of one connection that the kernel takes at most before it has sent them. Without this it takes megabytes of an
-answer that nobody reads, which nothing here could count; two pieces are enough to keep any line busy."""
+"""Maximum bytes of one connection that the kernel buffers unsent.
+
+By default it buffers megabytes of a response that nobody reads, memory that the server cannot account for. Two pieces
+of `PIECE_BYTES` keep any link busy.
+"""
 
 
 def bound_unsent(connection: socket.socket) -> None:
-    """Have the kernel take no more of an answer than it will send soon, where it can be told so."""
+    """Limit the kernel's buffer of unsent bytes to `UNSENT_BYTES`, where the system can."""
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS
     if option is not None and connection.family != getattr(socket, "AF_UNIX", None):
         connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 Look = Callable[[bytes], bool]
-"""Sees what arrives before anybody receives it; nobody receives what it takes (True)."""
+"""Callback for arriving bytes. True: it has consumed them, and `receive` does not return them."""
 
 
 def read_kernel(descriptor: int | None, most: int) -> bytes:
-    """Read bytes that wait in the kernel; none if there are none. The transport finds out about an end."""
+    """Read bytes from the kernel's buffer; b"" if it is empty. The transport notices a closed connection itself."""
     if descriptor is None:
         return b""
     try:
@@ -91,6 +94,6 @@ def read_kernel(descriptor: int | None, most: int) -> bytes:
 
 
 def drop_unsent(connection: Any) -> None:
-    """Have a socket that is closed next drop what it has not sent."""
-    with contextlib.suppress(OSError, ValueError):  # closed already
+    """Make the next close of a socket drop its unsent bytes."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,4 +1,4 @@
-"""A connection on trio."""
+"""Transport of a connection on trio."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from staged_pool.api.http.transports import ARRIVAL_BYTES, Look, drop_unsent, re
 if TYPE_CHECKING:
     import trio
 
-GOODBYE_S: Final = 0.5
-"""How long a client may take to answer TLS's goodbye, which few insist on."""
+CLOSE_NOTIFY_S: Final = 0.5
+"""Seconds that a client may take to answer TLS's close notification; few clients wait for it."""
 
 LOOK_S: Final = 0.01
-"""How long a record of TLS that has begun to arrive may take to be whole, at the end of a connection's patience."""
+"""Seconds to wait, after a connection's timeout, for the rest of a TLS record."""
 
 
 class TrioTransport:
-    """See `Transport`. Made by `open`."""
+    """A `Transport` on trio; `open` makes one."""
 
     def __init__(self, stream: trio.SocketStream, encrypted: trio.SSLStream[trio.SocketStream] | None) -> None:
         self.socket = stream.socket
@@ -34,15 +34,15 @@ class TrioTransport:
 
     @staticmethod
     async def open(connection: socket.socket, tls: ssl.SSLContext | None, look: Look) -> TrioTransport:
-        """Take over an accepted socket, with a handshake if there is TLS. Cancelled, it is closed.
+        """Take over an accepted socket, after a TLS handshake if needed. Cancellation closes it.
 
         Args:
             connection: The socket.
-            tls: Settings of TLS, if the server has it.
-            look: Never called: trio receives where somebody waits for it.
+            tls: TLS settings; None without TLS.
+            look: Never called: trio reads only within `receive`.
 
         Raises:
-            OSError: There is no agreement, or the client is gone.
+            OSError: The handshake failed, or the client has left.
         """
         import trio
 
@@ -70,7 +70,7 @@ class TrioTransport:
         return b""
 
     async def arrived(self) -> bytes:
-        with anyio.move_on_after(LOOK_S):  # trio tries at once what is in the kernel
+        with anyio.move_on_after(LOOK_S):  # trio first reads the kernel's buffer
             return await self.receive()
         return b""
 
@@ -82,7 +82,7 @@ class TrioTransport:
         return False
 
     def send_nowait(self, data: bytes) -> bool:
-        return not data  # nothing waits here: trio hands all of it to the kernel
+        return not data  # this transport has no buffer: trio passes all bytes to the kernel
 
     async def send(self, data: bytes | memoryview) -> None:
         import trio
@@ -98,7 +98,7 @@ class TrioTransport:
 
     async def send_rest(self) -> None:
         if self._encrypted is not None:
-            raise BrokenPipeError("TLS cannot go on within a record")
+            raise BrokenPipeError("TLS cannot continue within a record")
         import trio
 
         try:
@@ -109,15 +109,18 @@ class TrioTransport:
 
     async def close(self) -> None:
         if self._encrypted is not None:
-            await self._say_goodbye(self._encrypted)
-        self.socket.close()  # what was sent is the kernel's already, which goes on sending it
+            await self._notify_close(self._encrypted)
+        self.socket.close()  # the kernel has all bytes, and goes on sending them
 
-    async def _say_goodbye(self, encrypted: trio.SSLStream[trio.SocketStream]) -> None:
-        """Say TLS's, so that the client knows that nothing was cut off. Trio's `aclose()` says none to HTTP."""
+    async def _notify_close(self, encrypted: trio.SSLStream[trio.SocketStream]) -> None:
+        """Send TLS's close notification, which tells the client that nothing was cut off.
+
+        Trio's `aclose()` sends none for HTTP.
+        """
         import trio
 
-        with trio.move_on_after(GOODBYE_S):
-            while self._receiving is not None:  # it and the goodbye exclude each other
+        with trio.move_on_after(CLOSE_NOTIFY_S):
+            while self._receiving is not None:  # trio allows no receive during the notification
                 self._receiving.cancel()
                 await trio.lowlevel.checkpoint()
             with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):

@@ -133,7 +133,7 @@ async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             problem = application.door.reject(scope)
-            await (application if problem is None else application.saying(problem))(scope, receive, send)
+            await (application if problem is None else application.answering_with(problem))(scope, receive, send)
 
         headers = {"authorization": "Bearer key"}
         client = httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test", headers=headers)
@@ -304,7 +304,7 @@ async def test_every_way_of_http_answers_alike(way: str) -> None:
         alive = [(await ask(served, way, "GET", path)).status_code for path in ("/health/", "/m/letters/health")]
         dead = await ask(served, way, "GET", "/m/nobody/health")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert wrong.json()["error"]["message"] == "/v1/embeddings is not asked with GET, but: POST"
+    assert wrong.json()["error"]["message"] == "/v1/embeddings does not support GET; it supports: OPTIONS, POST"
     assert (missing.status_code, missing.json()["detail"]) == (404, "Not Found")
     assert "Did you mean /v1/embeddings" in missing.json()["error"]["message"]
     assert unknown.json() == {"error": "The model `nobody` does not exist. Served: letters", "error_type": "Validation"}

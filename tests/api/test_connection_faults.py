@@ -15,7 +15,8 @@ from blockbuster import BlockBuster
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
-from staged_pool.api.http.connections import Connection, ConnectionConfig
+from staged_pool.api.http.connection_lifecycle import ConnectionConfig
+from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.transports import Transport
 from staged_pool.api.http.trio_transport import TrioTransport

@@ -27,7 +27,7 @@ from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
-from staged_pool.api.http.connections import AHEAD_BYTES
+from staged_pool.api.http.connections import PIPELINED_BYTES
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
 from staged_pool.api.http.transports import UNSENT_BYTES
@@ -457,7 +457,7 @@ async def test_what_is_pipelined_is_answered_in_its_order_however_it_is_cut(firs
 
 async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
     gate = Gate()
-    large = post(b'{"input":"a"' + b" " * AHEAD_BYTES + b"}")
+    large = post(b'{"input":"a"' + b" " * PIPELINED_BYTES + b"}")
     async with serving(engine_on(LetterModel(on_forward=gate))) as served, await served.connect() as stream:
         await stream.send(EMBED)
         await until(lambda: served.inside == 1)
@@ -474,7 +474,7 @@ async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
 
 @pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
 async def test_a_body_that_is_waited_for_holds_no_turn(framing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.http.connections.AT_ONCE_S", math.inf)  # none is left to the general path
+    monkeypatch.setattr("staged_pool.api.http.connections.FAST_BODY_S", math.inf)  # none is left to the general path
     head = post(b"", framing)
     body = b" " * 999_999 + b"{"
     silent = list[anyio.abc.SocketStream]()

@@ -20,7 +20,7 @@ from staged_pool.api.app.app import Application
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http import connections
-from staged_pool.api.http.fast_path import KNOWN_HEAD_BYTES, MOST_HEADS, FastPath, FastRequest
+from staged_pool.api.http.fast_path import CACHED_HEAD_BYTES, MAX_CACHED_HEADS, FastPath, FastRequest
 from staged_pool.api.http.protocol.bodies import GATHERED_BYTES
 from staged_pool.api.http.protocol.hypercorn_protocols import Http1
 from staged_pool.api.http.transports import ARRIVAL_BYTES, READ_BYTES
@@ -414,13 +414,13 @@ async def test_a_refusal_of_bulk_work_is_not_one_of_interactive_work() -> None:
 
 def test_heads_that_are_known_are_not_more_than_a_few() -> None:
     door = fast_path()
-    for number in range(2 * MOST_HEADS):
+    for number in range(2 * MAX_CACHED_HEADS):
         assert door.read(request(b"number: %d" % number)) is not None
-    assert 0 < len(door._heads) <= MOST_HEADS
+    assert 0 < len(door._heads) <= MAX_CACHED_HEADS
 
 
 @pytest.mark.parametrize(
-    "header", [b"X-Request-Id: an-id", b"traceparent: 00-1-2-03", b"long: " + b"x" * KNOWN_HEAD_BYTES]
+    "header", [b"X-Request-Id: an-id", b"traceparent: 00-1-2-03", b"long: " + b"x" * CACHED_HEAD_BYTES]
 )
 def test_a_head_of_one_request_alone_or_a_long_one_is_not_kept(header: bytes) -> None:
     door = fast_path()
@@ -486,8 +486,8 @@ async def test_nothing_of_the_next_request_is_taken_for_a_body(begun: int) -> No
 async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
     patience_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "AT_ONCE_S", patience_s)
-    monkeypatch.setattr(connections, "AT_ONCE_BYTES_PER_S", math.inf)
+    monkeypatch.setattr(connections, "FAST_BODY_S", patience_s)
+    monkeypatch.setattr(connections, "FAST_BODY_BYTES_PER_S", math.inf)
     large = padded(READ_BYTES)
     async with serving(engine_on(LetterModel())) as served:
         async with await served.connect() as stream:
@@ -513,7 +513,7 @@ async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None
 
 @pytest.mark.anyio
 async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "AT_ONCE_S", math.inf)
+    monkeypatch.setattr(connections, "FAST_BODY_S", math.inf)
     async with serving(engine_on(LetterModel()), api_keys=("a-key-of-some-length",)) as served:
         async with await served.connect() as stream:
             await stream.send(padded(2 * READ_BYTES)[:5000])

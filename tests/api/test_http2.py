@@ -16,7 +16,7 @@ from hypercorn.events import RawData
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor, HypercornLog
-from staged_pool.api.http.connections import ConnectionConfig
+from staged_pool.api.http.connection_lifecycle import ConnectionConfig
 from staged_pool.api.http.http2 import protocol as http2
 from staged_pool.api.http.http2.connection import StrictConnection
 from staged_pool.api.http.http2.frames import FRAME_BYTES, HEADERS_PRICE, TABLE_BYTES

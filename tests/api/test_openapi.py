@@ -248,7 +248,7 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
     application = Application(EngineRegistry(), config=ServerConfig(api_keys=("key",)))
     problem = application.door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
     assert problem is not None
-    transport = httpx.ASGITransport(application.saying(problem))
+    transport = httpx.ASGITransport(application.answering_with(problem))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         locked = await client.get(path)
         other = await client.get("/v1/models")

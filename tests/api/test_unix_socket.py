@@ -67,7 +67,7 @@ def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -> None
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="something else than a socket"):
+    with pytest.raises(ConfigError, match="a file that is no socket is there"):
         bind_unix(path)
     assert path.read_text() == "mine"
 

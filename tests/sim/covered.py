@@ -17,7 +17,7 @@ WATCHED = (
     "*/runtime/media/image_completer.py",
     "*/runtime/identity.py",
     "*/runtime/result_cache.py",
-    "*/api/connections.py",
+    "*/api/http/connection*.py",
 )
 
 

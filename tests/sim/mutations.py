@@ -906,36 +906,39 @@ def calls_that_hang_hold_the_end_of_the_engine() -> Plan:
 
 @mutation
 def what_arrives_at_the_deadline_of_a_connection_is_dropped() -> Plan:
-    original = Connection._next
+    original = Connection._receive_next
 
     async def next_(self: Connection) -> bytes | None:
         given = await original(self)
         late = self._service.time() >= self._deadline
-        return b"" if given and late and not self._is_engaged else given
+        return b"" if given and late and not self._has_request else given
 
-    return [(Connection, "_next", next_)]
+    return [(Connection, "_receive_next", next_)]
 
 
 @mutation
 def turn_of_bodies_held_while_one_waits_for_its_client() -> Plan:
-    async def has_arrived(self: Connection, fast_path: Any, request: Any) -> bool:
+    async def receive_body(self: Connection, fast_path: Any, request: Any) -> bool:
         async with self._server_state._turns:
             return bool(await original(self, fast_path, request))
 
-    original = Connection._has_arrived
-    return [(Connection, "_has_arrived", has_arrived), (ServerState, "turn", lambda self: anyio.lowlevel.checkpoint())]
+    original = Connection._receive_body
+    return [
+        (Connection, "_receive_body", receive_body),
+        (ServerState, "turn", lambda self: anyio.lowlevel.checkpoint()),
+    ]
 
 
 @mutation
 def client_that_leaves_not_noticed_before_its_answer() -> Plan:
-    original = Connection._next
+    original = Connection._receive_next
 
     async def next_(self: Connection) -> bytes | None:
-        if self._is_engaged:
+        if self._has_request:
             await anyio.sleep(1.0)
         return await original(self)
 
-    return [(Connection, "_next", next_)]
+    return [(Connection, "_receive_next", next_)]
 
 
 @mutation

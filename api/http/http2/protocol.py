@@ -112,13 +112,13 @@ class Http2:
         await self._flush()
         await self._send(Updated(idle=True))
 
-    async def farewell(self) -> None:
+    async def send_goaway(self) -> None:
         """Tell the client that the connection ends, so that it does not send a request into the end."""
         with suppress(h2.exceptions.ProtocolError):
             self._connection.close_connection()
         await self._flush()
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Do nothing: see `has_more`."""
 
     async def handle(self, event: Event) -> None:

@@ -102,12 +102,12 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         """What came behind a request, which has its answer, waits to be read."""
         return self.connection.has_more
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Read on, behind a request that has its answer."""
         self.connection.has_more = False
         await self._handle_events()
 
-    async def farewell(self) -> None:
+    async def send_goaway(self) -> None:
         """HTTP/1.1 has none."""
 
     async def _create_stream(self, request: h11.Request) -> None:

@@ -15,7 +15,8 @@ import anyio.lowlevel
 from staged_pool.api.app.app import Application
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor
-from staged_pool.api.http.connections import AT_ONCE_S, Connection, Service
+from staged_pool.api.http.connection_lifecycle import Service
+from staged_pool.api.http.connections import FAST_BODY_S, Connection
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.server import Server
 from staged_pool.api.limits.server_state import GRACE_S
@@ -262,7 +263,7 @@ def _check(world: WebWorld, client: Client) -> None:
     ends_at = math.inf if world.ends_at is None else world.ends_at
     if plan.then == "waits" and plan.reads:  # else nobody can say what it was sent
         _check_answers(world, client, bound_s, ends_at)
-    limits = world.keep_alive_s, world.head_timeout_s, world.body_timeout_s + AT_ONCE_S + GRACE_S
+    limits = world.keep_alive_s, world.head_timeout_s, world.body_timeout_s + FAST_BODY_S + GRACE_S
     patience_s = max(limits) + (world.write_timeout_s + bound_s) * (len(client.sent) + 1)
     if client.closed_at > max(client.last_byte_at, plan.arrives_at) + patience_s:
         client.fail(f"it was closed {client.closed_at - client.last_byte_at:g} s after its last byte")
