@@ -28,7 +28,7 @@ ACCEPTED_AT_ONCE: Final = 16
 """Connections accepted in one iteration of the event loop: thousands may arrive at once."""
 
 FULL_PAUSE_S: Final = 0.1
-"""Longest pause after a failed accept, in seconds; a connection that ends is one descriptor more, and ends the pause."""
+"""Longest pause after a failed accept, in seconds; the end of a connection ends it, as it frees a descriptor."""
 
 log = get_logger("staged_pool.api")
 

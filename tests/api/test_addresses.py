@@ -304,7 +304,7 @@ async def test_every_way_of_http_answers_alike(way: str) -> None:
         alive = [(await ask(served, way, "GET", path)).status_code for path in ("/health/", "/m/letters/health")]
         dead = await ask(served, way, "GET", "/m/nobody/health")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert wrong.json()["error"]["message"] == "/v1/embeddings does not support GET; it supports: OPTIONS, POST"
+    assert wrong.json()["error"]["message"] == "/v1/embeddings does not support GET; it supports: POST"
     assert (missing.status_code, missing.json()["detail"]) == (404, "Not Found")
     assert "Did you mean /v1/embeddings" in missing.json()["error"]["message"]
     assert unknown.json() == {"error": "The model `nobody` does not exist. Served: letters", "error_type": "Validation"}
