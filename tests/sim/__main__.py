@@ -31,7 +31,7 @@ SHRUNK = 5
 """Failures of which the smallest world is looked for; of the others there is the seed."""
 
 START_S = 120.0
-"""What the processes get to start."""
+"""Seconds that the processes get to start."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """What worlds there are of a kind, and how they run."""
+    """A kind of worlds, and the way to run them."""
 
     draw: Callable[[int], Any]
     run: Callable[..., Report]
@@ -106,7 +106,7 @@ def _print(console: Console, report: Report) -> None:
 
 
 def _print_world(console: Console, kind: Kind, world: Any, report: Report, *, whole: bool) -> None:
-    """The JSON of a failing world, or of the smallest one that fails in the same way."""
+    """Print the JSON of a failing world, or of the smallest one that fails alike."""
     given = world if whole else smallest(world, report, run=kind.run)
     console.print(f"  {deviations(given)} deviations from a plain world, on {report.backend}; for --world:")
     console.print(f"  {json.dumps(given)}", markup=False)
@@ -115,7 +115,7 @@ def _print_world(console: Console, kind: Kind, world: Any, report: Report, *, wh
 
 
 def _mutants(*, jobs: int, register: bool, only: str) -> int:
-    """Exit status 1 if one survives, dies of an error of its own, or is noticed by no kept world any more."""
+    """Return exit status 1 if a mutant survives. So does one that dies of its own error, or that no kept world notices."""
     from tests.sim import kills  # the mutants are made when it is imported
 
     names = [name for name in kills.names() if only in name]

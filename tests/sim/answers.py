@@ -1,4 +1,4 @@
-"""What each client must be answered, computed from its items alone."""
+"""The right answer of each client, computed from its items alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.sim.model import asked_for, logit, values_of
 from tests.sim.world import ClientPlan, ItemPlan, Name, World, said
 
 TOLERANCE = 1e-4
-"""Of scores: they are sums of float32, which the engine may add up in another order."""
+"""Tolerance of scores: they are sums of float32, which the engine may add up in another order."""
 
 
 def wrong_answer(world: World, client: ClientPlan, result: object) -> str | None:
-    """Why a result is not the right one; None if it is."""
+    """Explain a wrong result; None if it is right."""
     names = [said(client, index) for index in range(len(client.items))]
     match result:
         case EmbedResult():
@@ -64,7 +64,7 @@ def _wrong_vectors(world: World, client: ClientPlan, names: list[Name], result: 
 
 
 def _wrong_row(world: World, output: Output, row: Any, of: tuple[Name, ItemPlan, int]) -> str | None:
-    """Why a row is not that of an item, which is cut into so many parts."""
+    """Explain a row that is not that of an item cut into these parts; None if it is."""
     name, item, many = of
     if output is Output.SPARSE:
         want: Any = values_of(output, name, item.cost, 0, world.width)
@@ -77,7 +77,7 @@ def _wrong_row(world: World, output: Output, row: Any, of: tuple[Name, ItemPlan,
 
 
 def scores(world: World, client: ClientPlan, names: list[Name]) -> list[float]:
-    """How well each document of a client answers its query."""
+    """Score each document of a client against its query."""
     if world.model == "cross":
         return [logit(name) for name in names]
     queries, documents = names[: client.queries], names[client.queries :]

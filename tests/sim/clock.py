@@ -30,7 +30,7 @@ class Stuck(BaseException):
 
 
 class SimClock(trio.abc.Clock):
-    """Trio's clock, jumping whenever no task can run, which is when trio asks how long it may sleep."""
+    """A clock of trio that jumps when no task can run: trio then asks how long it may sleep."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -80,7 +80,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[object]:
-        """What `BaseEventLoop` does when it has run everything that was ready: here, jump."""
+        """Jump: `BaseEventLoop` calls this when everything that was ready has run."""
         self._turns += 1
         if timeout is None:
             raise Stuck("every task waits, and for nothing that will ever happen")
@@ -123,7 +123,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 def clock() -> Callable[[], float]:
-    """Of the loop that runs now, which `anyio.current_time` would find out at each look."""
+    """Return the clock of the running loop, which `anyio.current_time` would look up at each call."""
     if trio.lowlevel.in_trio_run():
         return trio.lowlevel.current_clock().current_time
     return asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""Which lines of the engine no world reaches: what never runs here proves nothing here."""
+"""Lines of the engine that no world reaches: a line that never runs proves nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def never_reached(seeds: Iterable[int]) -> dict[str, tuple[int, list[int]]]:
 
 
 def _is_of_definitions(path: str, line: int) -> bool:
-    """Whether a line ran when its module was imported, which was before the count began."""
+    """True if a line ran when its module was imported, before the count began."""
     return line in _definitions(path)
 
 

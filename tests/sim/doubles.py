@@ -1,7 +1,7 @@
-"""What takes the place of threads, the device and the network; faithful in what cancellation does to them.
+"""Doubles of threads, the device and the network; faithful to what cancellation does to them.
 
-How long a call takes is decided by the world's seed and by what is in the call, so that one that is left out of a world
-does not change the others.
+The world's seed and the contents of a call decide how long it takes. So leaving one out of a world does not change the
+others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 @dataclass
 class Machine:
-    """What the engines of a run share: the threads of preprocess and of the device."""
+    """Threads of preprocess and of the device, shared by the engines of a run."""
 
     world: World
     lost: bool = False
-    """Whether one of the device's threads is stuck."""
+    """One of the device's threads is stuck."""
     preprocess: dict[Lane, anyio.CapacityLimiter] = field(default_factory=dict)
     device: dict[Lane, anyio.Semaphore] = field(default_factory=dict)
 
@@ -238,7 +238,7 @@ class SimDevice:
 
 
 def forward_s(world: World, payloads: Sequence[Payload]) -> float:
-    """How long a forward takes, in seconds."""
+    """Return the time of a forward, in seconds."""
     seconds = world.forward_s
     if world.device_ticks:
         seconds += ticks(world, world.device_ticks, [payload_name(payload) for payload in payloads])

@@ -69,7 +69,7 @@ def feature(part: float) -> Callable[[Feature], Feature]:
 
 
 def log_uniform(rng: random.Random, low: int, high: int) -> int:
-    """A whole number from `low` to `high`, each order of magnitude of which is as likely."""
+    """Draw a whole number from `low` to `high`: each order of magnitude is equally likely."""
     return min(high, int(low * ((high + 1) / low) ** rng.random()))
 
 
@@ -82,7 +82,7 @@ def ticks(rng: random.Random, most: int) -> float:
 
 
 def _draw_clients(rng: random.Random, world: World) -> None:
-    """How many come, and what they ask for; what nearly every world has of settings, too."""
+    """Draw the clients and their requests, and the settings that nearly every world has."""
     world.settings |= {
         "preprocess_limit": some(rng, 1, 1, 2, 4),
         "max_batch_tokens": log_uniform(rng, 4, 120),
@@ -463,10 +463,10 @@ def two_engines(rng: random.Random, world: World) -> None:
 
 @feature(0.025)
 def crowd_with_few_questions(rng: random.Random, world: World) -> None:
-    """Have a crowd ask a handful of questions of a device that is slow, and some of it leave without an answer.
+    """A crowd asks a handful of questions of a slow device, and some clients leave.
 
-    Of items that are alike one goes for all; the others follow it, or inherit its place. The worlds above seldom get to
-    the last of these steps, so nothing else goes wrong here.
+    Of equal items one goes to the device for all; the others follow it, or inherit its place. The worlds above seldom
+    reach the last of these steps, so nothing else goes wrong here.
     """
     settings = {**world.settings, "max_batch_items": 1, "max_batch_tokens": some(rng, 6, 12), "coalesce": True,
                 "waiting_tokens": 100, "share_between_tenants": True}  # fmt: skip
@@ -493,7 +493,7 @@ def crowd_with_few_questions(rng: random.Random, world: World) -> None:
 
 @feature(0.15)
 def nothing_goes_wrong(_rng: random.Random, world: World) -> None:
-    """Whatever else is, no trouble: waits are held to what service times explain."""
+    """No trouble: waits are held to bounds that follow from service times."""
     calm = World()
     for name in ("crashes", "delays", "leaves", "lates", "slow_preprocess", "slow_device", "posted_late", "drains",
                  "lost_at_call", "out_of_memory_above", "end", "ends_at", "yields", "neighbour"):  # fmt: skip
@@ -509,9 +509,9 @@ def nothing_goes_wrong(_rng: random.Random, world: World) -> None:
 
 @feature(0.02)
 def trouble_that_ends(rng: random.Random, world: World) -> None:
-    """Ask for the same before and after trouble that ends, and for much between that and the second time.
+    """The same requests before and after trouble that ends, and a load in between.
 
-    Only so can the time that it takes be compared; so nothing else goes wrong here.
+    Only so can the two times be compared, so nothing else goes wrong here.
     """
     batch_items = rng.randint(2, 12)
     calm = World(

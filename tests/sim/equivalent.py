@@ -16,4 +16,4 @@ EQUIVALENT: dict[str, str] = {
 }  # fmt: skip
 
 NO_MUTANTS: dict[str, str] = {}
-"""Those that die of an error of their own: what was swapped cannot be swapped."""
+"""Mutants that die of their own error: the swapped parts cannot be swapped."""

@@ -32,7 +32,7 @@ HANG_S = 300.0
 
 
 class HostError(Exception):
-    """What a host raises inside the engine's block."""
+    """An error that a host raises inside the engine's block."""
 
 
 class Simulation:
@@ -84,7 +84,7 @@ class Simulation:
             raise error
 
     async def _host(self) -> None:
-        """Whoever opens the engine."""
+        """The task that opens the engine."""
         world, watch = self.world, self.watch
         try:
             with self._host_scope:
@@ -124,7 +124,7 @@ class Simulation:
         return StageOptions(restarts=self.world.restarts, clock=self.seams.clock(), channel=channel)
 
     async def _until_quiet(self) -> None:
-        """Until every client has its outcome, or nothing has happened for so long that none will get any more."""
+        """Wait until every client has its outcome, or nothing has happened for too long."""
         watch = self.watch
         while not watch.all_done.is_set():
             left_s = IDLE_S if watch.at_hand else watch.busy_until + IDLE_S - watch.now()
@@ -136,7 +136,7 @@ class Simulation:
         watch.check_quiet()
 
     async def _direct(self, tasks: TaskGroup) -> None:
-        """Let clients come and go, and disturb the host, at the moments that the world says."""
+        """Let clients come and go, and disturb the host, at the moments of the world."""
         world = self.world
         events: list[tuple[float, int, Callable[[], object]]] = []
 

@@ -25,7 +25,7 @@ EPSILON = 1e-6
 
 @contextmanager
 def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[None]:
-    """Have the engine make tickets that are watched, with as many workers as the world says."""
+    """Have the engine make watched tickets, with the number of workers of the world."""
     module: Any
     new = (
         (engine_module, "Ticket", ticket),
@@ -43,12 +43,12 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
 
 
 def tickets_of(engine: Engine) -> list[Ticket]:
-    """Those inside."""
+    """Return the tickets of the requests inside."""
     return list(engine._tickets)
 
 
 def tokens_of(ticket: Ticket) -> float:
-    """What admission still counts of a request."""
+    """Return the tokens that admission still counts for a request."""
     return ticket.load.tokens if isinstance(ticket.load, Reservation) else 0.0
 
 
@@ -108,7 +108,7 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
 
 
 def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
-    """Where what admission counts is not the sum of what the requests inside have taken."""
+    """List where the count of admission differs from the sum over the requests inside."""
     counted = engine._admission.in_flight
     inside: defaultdict[str, float] = defaultdict(float)
     for room in rooms.values():
@@ -145,14 +145,14 @@ def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
 
 
 def left_in_admission(engine: Engine) -> bool:
-    """Whether admission counts anything."""
+    """True if admission counts anything."""
     inside = engine._admission.in_flight
     counts = (*inside.total.limited, *inside.unprepared.values(), *inside.fed.values())
     return any(abs(each) > EPSILON for each in counts)
 
 
 def left_in_channels(engine: Engine) -> list[str]:
-    """What an engine that has ended has left in its channels, or has left open of them."""
+    """List messages and open ends that an ended engine left in its channels."""
     wrong: list[str] = []
     for channel in engine._pipeline.channels:
         statistics = channel.outlet._stream.statistics()
@@ -164,7 +164,7 @@ def left_in_channels(engine: Engine) -> list[str]:
 
 
 def left_on_device(engine: Engine) -> list[str]:
-    """What an engine that has ended still believes to be on the device."""
+    """List what an ended engine still believes to be on the device."""
     wrong: list[str] = []
     if running := sum(stage.running for stage in engine._pipeline.batch.values()):
         wrong.append(f"{running} batches are thought to be on the device")

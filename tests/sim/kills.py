@@ -1,4 +1,4 @@
-"""Which world notices each planted bug: found among the first seeds, shrunk, and kept in `kills.json`.
+"""The world that notices each planted bug: found among the first seeds, shrunk, and kept in `kills.json`.
 
 A bug is planted by hand (`mutations`) or made from the source (`mutants`). A kept world that no longer notices its bug
 is stale, and fails the tests: `python -m tests.sim --mutants --register` looks for another one.
@@ -52,7 +52,7 @@ class Kill:
 
 
 def names() -> list[str]:
-    """Of all planted bugs that are to be noticed."""
+    """Return the names of all planted bugs that a world must notice."""
     return [*mutations.MUTATIONS, *(name for name in mutants.MUTANTS if name not in EQUIVALENT)]
 
 
@@ -73,7 +73,7 @@ def keep(kills: dict[str, Kill]) -> None:
 
 
 def again(name: str, kill: Kill) -> tuple[Sequence[str], Sequence[str]]:
-    """What the kept world notices of the bug now; and the errors of the bug's own among it."""
+    """Run the kept world: what it notices of the bug, and errors that the bug itself raises."""
     with prepared(), planted(name):
         if kill.backend == "order":
             wrong, is_own = _wrong_order(kill.seed)
@@ -84,7 +84,7 @@ def again(name: str, kill: Kill) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _wrong_order(seed: int) -> tuple[str | None, bool]:
-    """What the comparison of orders finds, and whether it is an error of the bug's own."""
+    """Compare orders for a seed; return what differs, and if the bug itself raised it."""
     try:
         return order.check(seed), False
     except Exception as error:  # noqa: BLE001  # a planted bug may raise anything
@@ -127,7 +127,7 @@ def searched(wanted: Iterable[str], jobs: int) -> Iterator[tuple[str, Kill | str
 
 
 def is_stale(name: str) -> bool:
-    """Whether no kept world notices a bug, or one notices it by an error of the bug's own."""
+    """True if no kept world notices a bug, but for its own errors."""
     kill = kept().get(name)
     if kill is None:
         return True

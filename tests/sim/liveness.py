@@ -1,4 +1,4 @@
-"""How long anybody may wait: bounds that follow from the world's own service times.
+"""Bounds on waits that follow from the world's own service times.
 
 They hold in worlds in which nothing goes wrong (`World.liveness`), for every request that was answered:
 
@@ -27,7 +27,7 @@ INTERACTIVE_PER_BULK = 7
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one request asks of the device, in seconds."""
+    """The work of one request on the device, in seconds."""
 
     client: ClientPlan
     began: float
@@ -71,7 +71,7 @@ def _aligned_s(world: World) -> float:
 
 
 def _share_s(world: World, of: _Work, tokens: int) -> float:
-    """What a request takes of the device until it has had so many tokens, and one item more."""
+    """Return a request's device time up to a number of tokens, and one item more."""
     taken, seconds = 0, 0.0
     for item in of.client.items:
         for _ in range(parts(world, of.client, item)):
@@ -87,11 +87,11 @@ def _fetch_s(client: ClientPlan) -> float:
 
 
 def fair_s(world: World, work: _Work, others: list[_Work]) -> float:
-    """What a request takes alone, and its fair part of the others, in seconds."""
+    """Return a request's time alone and its fair part of the others, in seconds."""
     config, client = world.config, work.client
     largest = max(config.batch_tokens("cpu"), *(item.cost for item in world.contents.values()))
     begun_s = (2 * world.slots + 2) * forward_s(world, largest)
-    """Of what runs, is ahead, or has been cut already, in both lanes."""
+    """Time of batches that run, are ahead, or have been cut already, in both lanes."""
     own = {True: 0.0, False: 0.0}
     of_others: defaultdict[tuple[bool, str | None], float] = defaultdict(float)
     for other in others:

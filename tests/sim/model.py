@@ -62,7 +62,7 @@ SCORING: Mapping[Kind, Any] = {
 
 
 def numbers(name: Name, cost: int, part: int = 0) -> list[float]:
-    """What the model makes of an item; no two items that say something else have the same."""
+    """Return the row of an item; items with different contents have different rows."""
     return [name[0], name[1], cost + 1000 * part, name[0] * 1000 + name[1]]
 
 
@@ -85,7 +85,7 @@ def logit(name: Name) -> float:
 
 
 class SimModel:
-    """What the engine of a world runs."""
+    """The model that the engine of a world runs."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -201,7 +201,7 @@ class SimModel:
 
 
 def request_of(world: World, client: ClientPlan) -> Request:
-    """What a client's body becomes."""
+    """Return the request that a client's body decodes to."""
     names = [(client.number, index) for index in range(len(client.items))]
     match client.task:
         case "score" | "rerank" if world.model == "cross":
@@ -260,7 +260,7 @@ def _shown(images: Sequence[Image]) -> Chat:
 
 
 def sent_name(given: ModelInput) -> Name:
-    """Whose input it is: the number of the client, and the place."""
+    """Return the name of an input: the number of its client, and its place."""
     if given.images:
         source = given.images[0].source
         client, index, _ = (source if isinstance(source, str) else source.decode()).split(":")

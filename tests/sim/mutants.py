@@ -1,8 +1,8 @@
-"""Mutants made from the source of the modules that schedule, watch and settle, one change each.
+"""Mutants of the modules that schedule, watch and settle: one change of the source each.
 
-The changes are of order (two statements, or two arguments of the same type, the other way round), of comparison (`<`
-becomes `<=`, `min` becomes `max`) and of constants (twice, half, nothing). A mutant is planted by putting the code of
-the changed function in the place of the original's, so that it does not matter who has imported what.
+There are three kinds of changes. Order: two statements, or two arguments of the same type, are swapped. Comparison: `<`
+becomes `<=`, `min` becomes `max`. Constants: twice, half, nothing. A mutant is planted by replacing the code object of a
+function, so all that have imported it see the change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.sim.equivalent import NO_MUTANTS
 from tests.sim.running import MUTANT
 
 MODULES: Final = ("stages.supervise", "stages.isolate")
-"""Those that are mutated; the ones that do not exist are an error."""
+"""Modules to mutate; a name that does not exist is an error."""
 
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -115,7 +115,7 @@ def _swap_statements(node: Any, *, block: str, place: int) -> None:
 
 
 def _may_swap_arguments(call: ast.Call, tree: ast.Module) -> bool:
-    """Whether the first two arguments are different, and of one type as far as this module says."""
+    """True if the first two arguments differ, and this module gives them one type."""
     if len(call.args) < 2 or any(isinstance(each, ast.Starred) for each in call.args[:2]):
         return False
     if ast.dump(call.args[0]) == ast.dump(call.args[1]):
@@ -129,7 +129,7 @@ def _may_swap_arguments(call: ast.Call, tree: ast.Module) -> bool:
 
 
 def _may_swap(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether two statements can go the other way round, and that may make a difference."""
+    """True if two statements can be swapped, and the swap may make a difference."""
     simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr
     if not isinstance(one, simple) or not isinstance(other, simple) or _is_text(one) or _is_text(other):
         return False
@@ -174,7 +174,7 @@ _PURE: Final = {"len", "min", "max", "sum", "abs", "id", "map", "set", "list", "
 
 
 def _acts(statement: ast.AST) -> bool:
-    """Whether it calls something, or waits."""
+    """True if a statement calls something, or waits."""
     return any(
         isinstance(node, ast.Await)
         or (isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _PURE))

@@ -54,7 +54,7 @@ from staged_pool.stages.ticket import Item, Ticket
 from tests.sim.doubles import SimOffload
 
 Plan: TypeAlias = list[tuple[object, str, Any]]
-"""Of what, which attribute, and what it becomes."""
+"""An object, the name of its attribute, and the value that replaces it."""
 
 MUTATIONS: dict[str, Callable[[], Plan]] = {}
 
@@ -965,4 +965,4 @@ def client_that_does_not_read_is_waited_for_for_ever() -> Plan:
 
 
 OF_CONNECTIONS = frozenset(list(MUTATIONS)[-5:])
-"""Those that worlds of connections notice."""
+"""Mutations that worlds of connections notice."""

@@ -1,4 +1,4 @@
-"""The order in which items go to the device, compared with a scheduler that is slow and simple.
+"""The order of items to the device, compared with a slow and simple scheduler.
 
 The reference is a tree of plain objects, in which everything is looked up anew for every item. Where the finish tags of
 several children are equal any of them may go first.
@@ -43,7 +43,7 @@ class Node:
         return self.items + [item for child in self.children.values() for item in child.waiting]
 
     def next(self, key: Hashable) -> list[Item[Any]]:
-        """Those of a key that may go next."""
+        """Return the items of a key that may go next."""
         if not self.children:
             return [item for item in self.items if item.batch_key == key][:1]
         heads = [(child, heads) for child in self.children.values() if (heads := child.next(key))]
@@ -51,7 +51,7 @@ class Node:
         return [one for child, heads in heads for one in heads if child.finish(one) <= latest]
 
     def first(self) -> list[Item[Any]]:
-        """Those that may go first of all: of a child whose finish tag by any key is the least."""
+        """Return the items that may go first: of the child with the least finish tag by any key."""
         if not self.children:
             return self.items[:1]
         finishes = [
@@ -71,7 +71,7 @@ class Node:
 
 
 class Undecided(Exception):
-    """Of several children that may go first, each would let virtual time pass in another way."""
+    """Several children may go first, and virtual time would pass differently for each."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Reference:
 
 
 def check(seed: int) -> str | None:
-    """Where the scheduler and the reference part, with what a seed says comes and when; None where they do not."""
+    """Return where the scheduler and the reference part for a seed; None where they agree."""
     try:
         return _check(seed)
     except Undecided:
@@ -222,7 +222,7 @@ def _fork(reference: Reference) -> Reference:
 
 
 def _compare_end(batch: Batch[Item[int]], reference: Reference, limit: int, most_items: int) -> str | None:
-    """Whether the batch ends where it should: the reference has taken what is in it."""
+    """Check that the batch ends where it should: the reference has taken its items."""
     cost = sum(item.cost for item in batch.items)
     if cost > limit and len(batch.items) > 1:
         return f"a batch of {cost} tokens, and {limit} are to be had"

@@ -1,4 +1,4 @@
-"""Why a client has the outcome that it has: one that the world does not explain is a bug."""
+"""The reasons for outcomes of clients: an outcome that the world does not explain is a bug."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _in_time(watch: Watch, client: ClientPlan) -> None:
 
 
 def _streaming_s(watch: Watch, client: ClientPlan) -> tuple[float, float]:
-    """How long a caller who streams may write and read when its last row is there; and one write, which is not ended.
+    """Return the longest streaming time behind a request's last row, and one write's, in seconds.
 
     All callers share the threads that write.
     """
@@ -76,7 +76,7 @@ def _streaming_s(watch: Watch, client: ClientPlan) -> tuple[float, float]:
 
 
 def _unexplained(watch: Watch, client: ClientPlan, outcome: Outcome) -> str | None:
-    """Why this outcome is wrong; None if it is right."""
+    """Explain a wrong outcome; None if it is right."""
     match outcome:
         case EmbedResult() | ScoreResult() | RerankResult() | ClassifyResult():
             return _wrong_result(watch, client, outcome)
@@ -189,7 +189,7 @@ def _wrong_stop(watch: Watch, client: ClientPlan, error: EngineStopped) -> str |
 
 
 def tally(watch: Watch) -> Counter[str]:
-    """How often each kind of outcome came about."""
+    """Count each kind of outcome."""
     return Counter(_kind(outcome) for outcome in watch.outcomes.values())
 
 

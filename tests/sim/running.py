@@ -41,7 +41,7 @@ _SIGNATURE = re.compile(r"takes .* positional argument|unexpected keyword argume
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of one world."""
+    """The result of one world."""
 
     seed: int
     backend: Backend
@@ -58,7 +58,7 @@ class Report:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """What runs of seeds share: no rendering of logs, and a garbage collector that waits until it is called.
+    """Set up a run of seeds: logs are not rendered, and garbage is collected on request only.
 
     It may be entered again inside itself. What was there before the outermost one is never looked through for garbage:
     with torch and transformers among it that takes longer than many seeds.
@@ -111,7 +111,7 @@ def slips(error: BaseException) -> list[tuple[str, bool]]:
 
 
 def _is_of_a_mutant(error: BaseException) -> bool:
-    """Whether an error was raised by a mutant itself, and not by what it has done to others."""
+    """True if a mutant itself raised an error; False if others raised it because of the mutant."""
     if isinstance(error, NameError | ImportError) or _SIGNATURE.search(str(error)):
         return True
     where = None

@@ -78,7 +78,7 @@ class BrittleArrival:
 
 
 class Seams:
-    """What a world does at the points of the channels of one engine."""
+    """The actions of a world at the points of one engine's channels."""
 
     def __init__(self, world: World, watch: Watch, leave: Callable[[int], object]) -> None:
         self._watch = watch
@@ -167,7 +167,7 @@ class Seams:
         return WorkerCrash(point)
 
     def sender(self, name: str, message: object) -> str:
-        """Which stage sends through a channel."""
+        """Return the stage that sends through a channel."""
         if name == "postprocess":
             return f"batch{self._watch.suffix_of(message)}"
         return name.replace("batch", "preprocess")
@@ -192,7 +192,7 @@ def worker_of() -> str | None:
 
 
 def _ticket(message: object) -> Ticket | None:
-    """Of the first item of a message, or of a request."""
+    """Return the ticket of the first item of a message, or of a request."""
     if isinstance(message, Sequence):
         message = message[0] if message else None
     return getattr(message, "ticket", None)

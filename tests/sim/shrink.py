@@ -1,8 +1,8 @@
-"""A failing world reduced to the few deviations from a plain one that make it fail (Zeller and Hildebrandt, 2002).
+"""A failing world, reduced to the few deviations that make it fail. See Zeller and Hildebrandt (2002).
 
-It works on the JSON of a world and knows nothing of its fields: it leaves out keys and elements of lists, which makes
-them as they are in a plain world, and brings numbers nearer to 0, as long as the world goes on failing in the same way.
-Deterministic: the same world is always reduced in the same steps.
+It works on the JSON of a world and knows nothing of its fields. It leaves out keys and elements of lists, which makes
+them as in a plain world, and brings numbers nearer to 0, as long as the world fails in the same way. It is
+deterministic: the same world is always reduced in the same steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def shrunk(given: JSON, fails: Callable[[JSON], bool], *, most_runs: int = MOST_
 
 
 def deviations(given: JSON) -> int:
-    """How many things of a world are not as in a plain one: its values that are no lists or objects; and empty ones."""
+    """Count deviations from a plain world: values that are no lists or objects, and empty ones."""
     if isinstance(given, dict):
         return sum(deviations(value) for value in given.values()) if given else 1
     if isinstance(given, list):
@@ -78,7 +78,7 @@ def _leave_out(given: JSON, fails: Callable[[JSON], bool]) -> JSON:
 
 
 def _numbers(given: JSON, fails: Callable[[JSON], bool]) -> JSON:
-    """Bring each number as near to 0 as it may be, and each list of numbers to none."""
+    """Bring each number as near to 0 as possible, and empty lists of numbers."""
     for path in list(_leaves(given, ())):
         value = _at(given, path)
         for simpler in _simpler(value):
@@ -102,7 +102,7 @@ def _simpler(value: JSON) -> Iterator[JSON]:
 
 
 def _containers(given: JSON, path: Path) -> Iterator[Path]:
-    """Of all lists and objects, the outer ones first."""
+    """Yield the paths of all lists and objects, the outer ones first."""
     level = [(path, given)]
     while level:
         following = []

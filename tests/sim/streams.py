@@ -15,7 +15,7 @@ from tests.sim.world import ClientPlan
 
 
 class Gathered:
-    """What has been given so far."""
+    """Results that have been given so far."""
 
     def __init__(self, watch: Watch, client: ClientPlan) -> None:
         self._watch = watch

@@ -21,7 +21,7 @@ BLOCK = 100
 BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 2000, BLOCK)]
 
 FOUND = sorted(Path(__file__).with_name("worlds").glob("*.json"))
-"""Worlds that have found a bug once, each with what it was and the mutation that plants it again."""
+"""Worlds that found a bug once, each with the mutation that plants it again."""
 
 HANDFUL = 12
 """Deviations from a plain world."""

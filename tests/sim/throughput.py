@@ -14,7 +14,7 @@ from tests.sim.watch import Watch
 from tests.sim.world import Phase
 
 MOST = 1.1
-"""How many times as long the same may take."""
+"""Most time that the same work may take, as a multiple of the time before."""
 
 
 def check(watch: Watch) -> None:

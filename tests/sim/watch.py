@@ -43,19 +43,19 @@ Scope: TypeAlias = tuple[str | None, str | None]
 
 
 def payload_name(payload: Payload) -> Name:
-    """Which item a payload is of."""
+    """Return the item that a payload is of."""
     ids = payload.pixels.values.tolist() if isinstance(payload, PreparedImage) else payload.ids
     return int(ids[0]), int(ids[1])
 
 
 def payload_part(payload: Payload) -> int:
-    """Which part of its item it is."""
+    """Return the part of its item that a payload is."""
     return 0 if isinstance(payload, PreparedImage) else payload.ids[2]
 
 
 @dataclass(slots=True)
 class WatchedTimeline(Timeline):
-    """Of one client: its ticket is known by it."""
+    """The timeline of one client, which identifies its ticket."""
 
     watch: Watch | None = None
     client: int = 0
@@ -97,7 +97,7 @@ class WatchedTicket(Ticket):
 
 @dataclass
 class Watch:
-    """What is seen of one engine. Everything that is wrong becomes a line of `violations`."""
+    """Observations of one engine. Everything that is wrong becomes a line of `violations`."""
 
     world: World
     verbose: bool = False
@@ -112,13 +112,13 @@ class Watch:
     """Everything that admission counts as inside, by identity."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     settled_at: dict[int, float] = field(default_factory=dict)
-    """When each client had its outcome."""
+    """Time of each client's outcome."""
     left_at: dict[int, float] = field(default_factory=dict)
-    """When a client was made to leave while its items were handed over."""
+    """Time at which a client was made to leave while its items were handed over."""
     crashed_at: dict[str, list[float]] = field(default_factory=dict)
     """Injected crashes of each stage."""
     unsupervised: set[float] = field(default_factory=set)
-    """When feeders crashed: these are not started again, and not counted against the limit."""
+    """Times of crashes of feeders. These are not restarted, and do not count against the limit."""
     busy_until: float = 0.0
     """The last moment at which anything is known to happen."""
     all_done: anyio.Event = field(default_factory=anyio.Event)
@@ -128,8 +128,8 @@ class Watch:
     """Fetches that run, by client."""
     device_lost_at: float = math.inf
     too_much: dict[Lane, tuple[int, float]] = field(default_factory=dict)
-    """How many tokens of a lane the device had no room for, and when it last had none; until the next batch is cut, or
-    another one has had room."""
+    """Tokens of a lane that did not fit into the device's memory, and when. Cleared when the next batch is cut, or when
+    another batch fits."""
     no_room_for: dict[int, Payload] = field(default_factory=dict)
     """Payloads of batches that the device had no room for, by identity."""
     preprocess_calls: int = 0
@@ -137,21 +137,21 @@ class Watch:
     started: set[tuple[int, int]] = field(default_factory=set)
     """Items that preprocess has begun: client and index."""
     stopping_at: float = math.inf
-    """When the host first asked the engine to drain, to end or to stop."""
+    """Time of the host's first request to drain, to end or to stop."""
     drains_until: float = math.inf
     """Until when the host gives those inside time to be done."""
     cancelled_at: float = math.inf
-    """When the host's block was left by an error or a cancellation."""
+    """Time at which an error or a cancellation left the host's block."""
 
     @property
     def stops_at(self) -> float:
-        """When the engine stops at the latest: what runs then is waited for, but not for ever."""
+        """The latest time at which the engine stops: it waits for what runs then, but not for ever."""
         return min(self.drains_until, self.cancelled_at)
 
     ended: bool = False
-    """Whether the engine's block has been left."""
+    """The engine's block has been left."""
     worked_on: set[tuple[Scope, Name]] = field(default_factory=set)
-    """Items that went into a batch, each with the scope that its row may be shared in."""
+    """Items that went into a batch, each with the sharing scope of its row."""
     at_hand: int = 0
     """Calls, fetches and delays that run."""
     open: int = 0
@@ -202,7 +202,7 @@ class Watch:
             self.unattended_since = now
 
     def _pauses_s(self) -> float:
-        """How long workers that have crashed pause before they are restarted, all together.
+        """Sum the pauses of crashed workers before their restarts, in seconds.
 
         After each a batch may wait for what was lost with the worker.
         """
@@ -304,7 +304,7 @@ class Watch:
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
 
     def unwanted_cost(self, waits: int, wanted: int) -> None:
-        """So many tokens wait for the device, and so many of them are wanted."""
+        """Note the tokens that wait for the device, and those of them that are wanted."""
         self.most_wanted = max(self.most_wanted, wanted)
         if waits > 2 * max(self.world.config.waiting_tokens, self.most_wanted) + self._underestimated():
             self.fail(f"{waits} tokens wait for the device, of which {wanted} are wanted")
@@ -323,7 +323,7 @@ class Watch:
         return self.scope(self.world.by_number[client_of(ticket)])
 
     def suffix_of(self, items: object) -> str:
-        """Of the names of the stages of the lane that items belong to."""
+        """Return the suffix of the stage names of the items' lane."""
         assert isinstance(items, Sequence)
         item = items[0]
         client = self.world.by_number[client_of(item.ticket)]
@@ -363,7 +363,7 @@ class Watch:
         return world.out_of_memory_above if world.memory_short_from <= self.now() < world.memory_short_until else None
 
     def out_of_memory(self, lane: Lane, tokens: int, payloads: Sequence[Payload]) -> None:
-        """The device had no room for so many tokens at once, though for each of their items alone.
+        """Note a batch that did not fit into memory, though each of its items does.
 
         The budget follows from the whole batch, so its halves, which come later, count for nothing.
         """
@@ -386,11 +386,11 @@ class Watch:
         return self.now() >= moment - EPSILON
 
     def may_be_broken(self) -> bool:
-        """Whether there is a reason for the engine to give up."""
+        """True if there is a reason for the engine to give up."""
         return self.past(self.device_lost_at) or self.broken_at() < math.inf
 
     def broken_at(self) -> float:
-        """When a stage has crashed once too often within the window; infinite if none has."""
+        """Time at which a stage crashed once too often within the window; infinite if none has."""
         restarts = self.world.restarts
         most, window_s = restarts.max_crashes, restarts.window_s
         return min(
@@ -405,7 +405,7 @@ class Watch:
         )
 
     def admission_adds_up(self) -> None:
-        """What admission counts is the sum of what the requests inside have taken."""
+        """Check that the count of admission is the sum over the requests inside."""
         if self.engine is not None:
             for wrong in internals.admission_differs(self.engine, self.rooms):
                 self.fail(wrong)

@@ -23,13 +23,13 @@ ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "ou
 CodecFault = Literal["raises", "rejects"]
 FetchFault = Literal["unusable", "unavailable", "raises"]
 Task = Literal["embed", "sparse", "multi_vector", "several", "score", "rerank", "classify"]
-"""What a client asks for; `several` is all vectors of one forward."""
+"""Task of a client; `several` is all vectors of one forward."""
 Phase = Literal["before", "after"]
 Kind = Literal["dense", "all", "sparse", "late", "cross", "labels"]
-"""What the model gives: dense vectors, all three kinds of vectors, one of the other two, a score of a pair, labels."""
+"""Output of the model: dense vectors, all three kinds, one of the other two, a pair's score, labels."""
 End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
-"""How the engine's block ends: after everything is done; or at some moment by leaving it, by an error of the host, by a
-scope of the host, or by asyncio's own cancellation of the host's task."""
+"""The end of the engine's block. After everything is done; or at some moment by leaving it, by an error or a scope of
+the host, or by asyncio's own cancellation of the host's task."""
 
 TASKS: Mapping[Kind, tuple[Task, ...]] = {
     "dense": ("embed", "score", "rerank"),
@@ -39,10 +39,10 @@ TASKS: Mapping[Kind, tuple[Task, ...]] = {
     "cross": ("score", "rerank", "classify"),
     "labels": ("classify",),
 }
-"""What each kind of model does."""
+"""Tasks of each kind of model."""
 
 Name: TypeAlias = tuple[int, int]
-"""What an item says: the number of the client that said it first, and its place there."""
+"""Content of an item: the number of the client that sent it first, and its place there."""
 
 TICK_S = 0.001
 
@@ -67,7 +67,7 @@ class FetchPlan:
     """One image that is given as a URL."""
 
     place: int = 0
-    """Of the image in its item."""
+    """Place of the image in its item."""
     takes_s: float = 0.0
     fault: FetchFault | None = None
 
@@ -107,12 +107,12 @@ class ClientPlan:
     items: list[ItemPlan] = field(default_factory=lambda: [ItemPlan()], metadata={"of": ItemPlan})
     task: Task = "embed"
     queries: int = 1
-    """How many of the items are queries, where the task compares them with the others."""
+    """Number of items that are queries, where the task compares them with the others."""
     size: int | None = None
     """Bytes of its body. None: four for each token."""
     timeout_s: float = math.inf
     host_timeout_s: float = math.inf
-    """Of a scope of its own around the call."""
+    """Timeout of a scope around the call, in seconds."""
     leaves_at: float = math.inf
     native: bool = False
     """On asyncio, it is cancelled by `Task.cancel` rather than by a scope."""
@@ -121,7 +121,7 @@ class ClientPlan:
     bulk: bool = False
     tenant: str | None = None
     salt: str | None = None
-    """Of the request's `cache_salt`."""
+    """The request's `cache_salt`."""
     tokenizes: bool = False
     """It calls `tokenize` and not `submit`."""
     streams: bool = False
@@ -140,13 +140,13 @@ class ClientPlan:
 
     @property
     def compares(self) -> bool:
-        """Whether its items are queries and documents."""
+        """True if its items are queries and documents."""
         return self.task in ("score", "rerank")
 
 
 @dataclass(slots=True)
 class Trouble:
-    """Something that happens when a point of a channel is reached for the `count`-th time, see `seams`."""
+    """An event at the `count`-th visit of a channel's point, see `seams`."""
 
     point: str = "batch.sending"
     count: int = 0
@@ -155,7 +155,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class Call:
-    """What becomes of one call of a thread: the `count`-th of its kind."""
+    """The fate of one call of a thread, the `count`-th of its kind."""
 
     count: int = 0
     seconds: float = 0.0
@@ -172,9 +172,9 @@ class World:
     """One run. Items that say the same are made alike when a world is read, as the first of them is."""
 
     seed: int = 0
-    """Of the order in which tasks run, and of how long calls take."""
+    """Seed of the order of tasks and of the times of calls."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the engine's configuration, where they are not as in `PLAIN`."""
+    """Settings of the engine that differ from `PLAIN`."""
     max_crashes: int = 8
     first_delay_s: float = 0.001
     parse_workers: int = 2
@@ -184,7 +184,7 @@ class World:
     """Numbers of a dense vector; all but four are 0."""
     pads: bool = False
     splits: bool = False
-    """Whether the model cuts long inputs into parts."""
+    """The model cuts long inputs into parts."""
     lanes: list[Lane] = field(default_factory=lambda: ["text"])
     slots: int = 1
     """Batches on the device at once, of each lane."""
@@ -196,35 +196,35 @@ class World:
     leaves: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     """The client of what is handed over leaves at that very moment."""
     lates: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
-    """What is handed over is held until the deadline of its client, if it has one that is near."""
+    """Messages that are held until the deadline of their client, if it is near."""
     yields: bool = False
-    """Whether each point of a channel lets the other tasks run."""
+    """Each point of a channel lets the other tasks run."""
     preprocess_ticks: int = 0
     device_ticks: int = 0
     codec_ticks: int = 0
-    """Calls of a kind take a number of ticks up to this, which their contents decide."""
+    """Most ticks of a codec call; its contents decide how many it takes."""
     forward_s: float = 0.0
-    """Of each forward, and of each of its tokens: in addition to `device_ticks`."""
+    """Seconds of each forward and of each of its tokens, beyond `device_ticks`."""
     token_s: float = 0.0
     align_ticks: int = 0
-    """Calls end at multiples of so many ticks only, so that several end in one turn of the loop."""
+    """Calls end at multiples of these ticks alone, so that several end in one turn."""
     slow_preprocess: list[Call] = field(default_factory=list, metadata={"of": Call})
     slow_device: list[Call] = field(default_factory=list, metadata={"of": Call})
-    """Which call takes how long instead."""
+    """Calls with a time of their own."""
     posted_late: list[Call] = field(default_factory=list, metadata={"of": Call})
-    """By how much the event loop is told too late of the end of a call of the device or of preprocess."""
+    """Delays before the event loop learns of the end of a device or preprocess call."""
     lost_at_call: int | None = None
     """At which call the device says that it cannot be trusted any more."""
     out_of_memory_above: int | None = None
     """Payloads of one forward."""
     memory_short_from: float = 0.0
     memory_short_until: float = math.inf
-    """When the device has no room for more than `out_of_memory_above` payloads."""
+    """Time until which the device has no room for more than `out_of_memory_above` payloads."""
     drains: list[Drain] = field(default_factory=list, metadata={"of": Drain})
     end: End = "quiet"
     ends_at: float = 0.0
     liveness: bool = False
-    """Whether nothing goes wrong here, so that waits can be held to what the service times explain."""
+    """Nothing goes wrong, so waits are held to bounds that follow from service times."""
     neighbour: World | None = None
     """Another engine, of which this one borrows the device and the threads. Its own settings of these do not count."""
 
@@ -242,7 +242,7 @@ class World:
 
     @functools.cached_property
     def contents(self) -> Mapping[Name, ItemPlan]:
-        """What each name says; made alike by `alike`."""
+        """Content of each name, made equal by `alike`."""
         contents: dict[Name, ItemPlan] = {}
         for client in self.clients:
             for index, item in enumerate(client.items):
@@ -251,7 +251,7 @@ class World:
 
     @property
     def is_hostile(self) -> bool:
-        """Whether anything goes wrong that requests are not the reason of."""
+        """True if anything goes wrong that requests are not the reason of."""
         return bool(
             self.crashes or self.slow_preprocess or self.slow_device or self.drains or self.end != "quiet"
             or self.lost_at_call is not None or self.out_of_memory_above is not None
@@ -259,14 +259,14 @@ class World:
 
 
 def work_of(world: World, phase: Phase) -> list[tuple[float, list[int]]]:
-    """When each client of a phase comes, from the first of them on, and the tokens of its items."""
+    """Return the clients' arrivals in a phase, from the first on, and their items' tokens."""
     clients = [client for client in world.clients if client.phase == phase]
     first_at = min((client.arrives_at for client in clients), default=0.0)
     return [(round(client.arrives_at - first_at, 6), [item.cost for item in client.items]) for client in clients]
 
 
 def said(client: ClientPlan, index: int) -> Name:
-    """What an item says."""
+    """Return the content of an item."""
     says = client.items[index].says
     return (client.number, index) if says is None else says
 
@@ -286,7 +286,7 @@ def alike(world: World) -> World:
 
 
 def to_json(value: Any) -> dict[str, Any]:
-    """What of a world, or of a part of one, is not as in a plain one."""
+    """Return the parts of a world that differ from a plain one."""
     made: dict[str, Any] = {}
     for each in dataclasses.fields(value):
         has, default = getattr(value, each.name), _default(each)

@@ -1,4 +1,4 @@
-"""What clients send over their connections, and how: as one plain JSON value, as `tests.sim.world` is of an engine."""
+"""The bytes that clients send over their connections, as one plain JSON value (see `tests.sim.world`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.world import TICK_S, read_part
 Kind = Literal["alive", "embed", "many", "wrong", "nowhere", "chunked", "old", "close", "malformed"]
 """`many`: an answer that does not fit into the kernel. `old`: of HTTP/1.0. `malformed`: no request at all."""
 Way = Literal["waits", "leaves", "resets"]
-"""What a client does after its last byte: reads what comes, closes its side, or resets the connection."""
+"""A client's action after its last byte: read on, close its side, or reset the connection."""
 
 REST_BYTES = 10**9
 
@@ -77,7 +77,7 @@ class RequestPlan:
 
     @property
     def status(self) -> int:
-        """Of its answer."""
+        """Status of the answer."""
         return {"nowhere": 404, "wrong": 400, "malformed": 400}.get(self.kind, 200)
 
     @property
@@ -119,7 +119,7 @@ class WebWorld:
     body_timeout_s: float = 1.0
     write_timeout_s: float = 1.0
     ends_at: float | None = None
-    """When the server begins to leave."""
+    """Time at which the server begins to leave."""
 
 
 def from_json(given: Mapping[str, Any]) -> WebWorld:
@@ -140,7 +140,7 @@ def from_json(given: Mapping[str, Any]) -> WebWorld:
 
 
 def requests(world: WebWorld) -> list[RequestPlan]:
-    """Of all connections."""
+    """Return the requests of all connections."""
     return [request for connection in world.connections for request in connection.requests]
 
 

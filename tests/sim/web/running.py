@@ -34,7 +34,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 SLACK_S = 0.02
-"""Of every bound: some turns of the event loop, and what the engine lets work gather."""
+"""Slack of every bound: some turns of the event loop, and the batch delay."""
 
 HANG_S = 300.0
 
@@ -53,7 +53,7 @@ class Sent:
     offset: int
     """Bytes of the connection before it."""
     whole_at: float = math.inf
-    """When its last byte was delivered."""
+    """Time at which its last byte was delivered."""
     head_at: float = math.inf
     answered_at: float = math.inf
 
@@ -253,12 +253,12 @@ def _check_end(world: WebWorld, server: Server, engine: Engine, violations: list
 
 
 def engine_s(world: WebWorld) -> float:
-    """How long the engine takes for all requests together, in seconds."""
+    """Return the time of the engine for all requests together, in seconds."""
     return SLACK_S + world.device_s * (sum(request.texts for request in requests(world)) + 2)
 
 
 def _check(world: WebWorld, client: Client) -> None:
-    """Every request that was whole in time has its answer, and the connection was closed in time."""
+    """Check that each request that was whole in time has an answer. The connection closed in time, too."""
     plan, bound_s = client.plan, engine_s(world)
     ends_at = math.inf if world.ends_at is None else world.ends_at
     if plan.then == "waits" and plan.reads:  # else nobody can say what it was sent

@@ -13,7 +13,7 @@ import anyio.lowlevel
 from staged_pool.api.http.transports import ARRIVAL_BYTES, Look
 
 WAITING_BYTES = 2**16
-"""Of what may be taken without waiting, as on asyncio."""
+"""Bytes that may be sent without waiting, as on asyncio."""
 
 
 class Wire:
@@ -64,7 +64,7 @@ class Wire:
         self.move()
 
     async def read(self) -> bytes:
-        """What the server has sent; nothing at the end."""
+        """Return the bytes that the server has sent; nothing at the end."""
         while not self.sent and not self.is_closed and not self.is_reset:
             await self.moves()
         data = b"" if self.is_cut or self.is_reset else bytes(self.sent)
@@ -112,7 +112,7 @@ class Wire:
 
 
 class FakeSocket:
-    """What is accepted."""
+    """A socket that the server accepts."""
 
     family = socket.AF_INET
 
@@ -144,7 +144,7 @@ class FakeTransport:
 
     @staticmethod
     def opener(*, looks: bool) -> Callable[[Any, ssl.SSLContext | None, Look], Awaitable[FakeTransport]]:
-        """What takes the place of `AsyncioTransport.open` or `TrioTransport.open`."""
+        """Return a double of `AsyncioTransport.open` or `TrioTransport.open`."""
 
         async def open_(connection: Any, _tls: ssl.SSLContext | None, look: Look) -> FakeTransport:
             await anyio.lowlevel.checkpoint()
