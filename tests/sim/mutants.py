@@ -1,8 +1,8 @@
 """Mutants of the modules that schedule, watch and settle: one change of the source each.
 
-There are three kinds of changes. Order: two statements, or two arguments of the same type, are swapped. Comparison: `<`
-becomes `<=`, `min` becomes `max`. Constants: twice, half, nothing. A mutant is planted by replacing the code object of a
-function, so all that have imported it see the change.
+There are three kinds of changes. Order: two statements, or two arguments of one type, are swapped. Comparison: `<`
+becomes `<=`, `min` becomes `max`. Constants: twice, half, nothing. A mutant replaces the code object of a function, so
+all that have imported it see the change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A failing world, reduced to the few deviations that make it fail. See Zeller and Hildebrandt (2002).
 
-It works on the JSON of a world and knows nothing of its fields. It leaves out keys and elements of lists, which makes
-them as in a plain world, and brings numbers nearer to 0, as long as the world fails in the same way. It is
+It works on the JSON of a world and knows nothing of its fields. It leaves out keys and elements of lists, as a
+plain world does, and brings numbers nearer to 0. A step is kept if the world still fails in the same way. It is
 deterministic: the same world is always reduced in the same steps.
 """
 
