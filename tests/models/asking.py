@@ -38,7 +38,7 @@ def embed(
     max_tokens: int | None = MODEL_MAX,
     **others: Any,
 ) -> EmbedResult:
-    """Vectors of texts and images, those of a batch key in one batch or each alone."""
+    """Return vectors of texts and images; inputs of a batch key in one batch, or each alone."""
     sources = tuple(one if isinstance(one, Image) else TextInput(one, max_tokens) for one in inputs)
     request = EmbedRequest(inputs=sources, outputs=frozenset(outputs), **others)
     result: EmbedResult = _answer(model, request, alone=alone)
@@ -48,13 +48,13 @@ def embed(
 def classify(
     model: Encoder, inputs: Sequence[Image | TextInput], *, alone: bool = False, **others: Any
 ) -> ClassifyResult:
-    """How well labels fit images or texts."""
+    """Return scores of labels for images or texts."""
     result: ClassifyResult = _answer(model, ClassifyRequest(inputs=tuple(inputs), **others), alone=alone)
     return result
 
 
 def score(model: Encoder, query: Content, documents: Sequence[Content]) -> ScoreResult:
-    """How well documents answer a query."""
+    """Return scores of documents for a query."""
     result: ScoreResult = _answer(
         model, ScoreRequest(queries=(query,), documents=tuple(documents), max_tokens=MODEL_MAX), alone=False
     )
@@ -62,7 +62,7 @@ def score(model: Encoder, query: Content, documents: Sequence[Content]) -> Score
 
 
 def sequences(model: Encoder, request: Request) -> list[TokenSequence]:
-    """What the device would read of texts. An input that is wrong raises what is wrong with it."""
+    """Return the device's input for texts. A wrong input raises its error."""
     found = []
     for prepared in prepare(model, request):
         assert isinstance(prepared.payload, TokenSequence)

@@ -1,4 +1,4 @@
-"""What an engine gives for 64 texts in several companies, as digests: run in a process of its own by a test.
+"""Digests of an engine's vectors for 64 texts in several batches, printed by a process.
 
 The argument is a model folder. Prints one line of JSON: by dtype and by whether the engine is deterministic.
 """

@@ -1,4 +1,4 @@
-"""Dtypes of weights, as far as this processor has kernels for what is done with them."""
+"""Dtypes of weights for which this processor has kernels."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def random_tensors(config: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
 
 
 def _frequencies(config: Mapping[str, Any], width: int) -> Tensor:
-    """What each pair of values turns by at each position; NTK scaling by its equation, not as a known kind of rope."""
+    """Return the frequency of each pair of values; NTK scaling by its equation."""
     factor = (config.get("rope_scaling") or {}).get("factor", 1.0)
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     frequencies: Tensor = 1 / ((config["rope_theta"] * factor) ** exponents) / factor ** (2 / width)

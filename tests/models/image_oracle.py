@@ -23,7 +23,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 Array: TypeAlias = NDArray[np.float32]
 Part: TypeAlias = str | bytes
-"""Of a message: a text, or an encoded image."""
+"""Part of a message: a text, or an encoded image."""
 
 
 def conversation(
@@ -74,7 +74,7 @@ def tokens(
 
 
 def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = None) -> Array:
-    """What a model of late interaction makes of an image: [tokens, width], each of length 1."""
+    """Return a late interaction model's vectors of an image: [tokens, width], each of length 1."""
     model = _retriever(folder)
     if type(model).__name__.startswith("ColPali"):
         inputs = dict(_processor(folder)(images=[_rgb(encoded)], return_tensors="pt"))
@@ -104,7 +104,7 @@ def page_tokens(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | No
 
 
 def query(folder: Path, written: str) -> Array:
-    """What a model of late interaction makes of a query: [tokens, width], each of length 1."""
+    """Return a late interaction model's vectors of a query: [tokens, width], each of length 1."""
     inputs = dict(_processor(folder)(text=[written], return_tensors="pt"))
     with torch.inference_mode():
         return _array(_retriever(folder)(**inputs).embeddings[0])
@@ -116,7 +116,7 @@ def query_tokens(folder: Path, written: str) -> list[int]:
 
 
 def positions(folder: Path, ids: Tensor, given: Mapping[str, Tensor]) -> NDArray[np.int64]:
-    """Where the model says that tokens stand: in time, down and across, [3, tokens]."""
+    """Return the model's positions of tokens: in time, down and across, [3, tokens]."""
     found, _ = _body(folder).get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
     where: NDArray[np.int64] = found[:, 0].numpy()
     return where

@@ -1,4 +1,4 @@
-"""A device that computes nothing, in the place of a GPU, and an account of what the host would wait for.
+"""A double of a GPU that computes nothing, and a count of the host's waits.
 
 PyTorch's `meta` tensors have shapes and no values, so whatever needs a value on the host is seen: it raises, or is
 counted here. The same steps on a GPU wait there for all that the device has been asked for.
@@ -25,7 +25,7 @@ _OURS: Final = ("staged_pool", "transformers", "torch.nn")
 
 
 def to_meta(thing: Any, seen: dict[int, Any] | None = None) -> Any:
-    """Move an object, with all tensors and devices that it holds, to the meta device, in place."""
+    """Move an object to the meta device in place, with all its tensors and devices."""
     seen = {} if seen is None else seen
     if isinstance(thing, Tensor):
         return thing.to(META)

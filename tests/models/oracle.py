@@ -77,7 +77,7 @@ def multi_vector(folder: Path, texts: Sequence[str], *, role: Role) -> list[Arra
 
 
 def maxsim(query_vectors: Array, document_vectors: Array) -> float:
-    """The sum, over the tokens of the query, of the highest similarity with a token of the document."""
+    """Sum, over the query's tokens, the highest similarity with a token of the document."""
     return float((query_vectors @ document_vectors.T).max(axis=1).sum())
 
 
@@ -115,7 +115,7 @@ def token_labels(folder: Path, text: str) -> Array:
 
 
 def entities(folder: Path, text: str, aggregation: str) -> list[dict[str, Any]]:
-    """What transformers' token classification finds, with `none`, `simple`, `first`, `average` or `max`."""
+    """Return transformers' entities with `none`, `simple`, `first`, `average` or `max`."""
     tag = _pipeline("token-classification", folder)
     tag.tokenizer.model_max_length = _max_tokens(tag.model.config, tag.tokenizer)
     with _quiet():
@@ -152,7 +152,7 @@ def stanford_colbert(folder: Path, text: str, *, role: Role) -> Array:
 
 
 def image_vectors(folder: Path, files: Sequence[bytes]) -> Array:
-    """What transformers makes of encoded images, one by one, [images, width]: before they are normalised.
+    """Return transformers' vectors of encoded images, one by one: [images, width], not normalized.
 
     The image features of a model that has them; else the vector of the class token.
     """
@@ -190,7 +190,7 @@ def text_features(folder: Path, texts: Sequence[str], *, fill_to: int | None) ->
 
 
 def embedded_images(folder: Path, files: Sequence[bytes]) -> Array:
-    """What sentence-transformers makes of images, one by one."""
+    """Return sentence-transformers' vectors of images, one by one."""
     model = _sentence_transformer("SentenceTransformer", folder)
     with _quiet():
         return np.concatenate([model.encode([_opened(file)], show_progress_bar=False) for file in files])
@@ -264,7 +264,7 @@ def _linear(path: Path, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def loaded(name: str, folder: Path) -> Any:
-    """A model of sentence-transformers, by the name of its class, for a test that looks inside."""
+    """Load a model of sentence-transformers by its class name, for a test that looks inside."""
     return _sentence_transformer(name, folder)
 
 
@@ -315,5 +315,5 @@ def _pipeline(task: str, folder: Path) -> Any:
 
 
 def _max_tokens(config: Any, tokenizer: Any) -> int:
-    """What the tokenizer says, unless the model has fewer positions: the rule of sentence-transformers."""
+    """Return the tokenizer's limit, or the model's positions if fewer, as sentence-transformers does."""
     return min(int(tokenizer.model_max_length), int(config.max_position_embeddings))

@@ -1,4 +1,4 @@
-"""What the tests of tokenizers share: ours beside that of transformers, and inputs for them."""
+"""Inputs for tokenizers, and comparisons of ours with those of transformers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def build(name: str, settings: Settings, tokenizer: Any, folder: Path) -> Path:
 
 
 def distance(folder: Path) -> tuple[float, str]:
-    """How far vectors are from the oracle's at most, in a batch or alone; and the layout of batches."""
+    """Return the largest distance from the oracle, batched or alone, and the batch layout."""
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
     # Ids are those of the file: transformers' own class for Qwen2 splits words otherwise.
     transformer = oracle.loaded("SentenceTransformer", folder)[0]

@@ -23,7 +23,7 @@ def random(heads: int) -> Tensor:
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, causal: bool) -> Tensor:
-    """What packed attention stands for, over one full matrix of scores."""
+    """Compute packed attention over one full matrix of scores."""
     sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     sees = sequence[:, None] == sequence[None]
     distance = torch.arange(len(sequence))[:, None] - torch.arange(len(sequence))[None]

@@ -108,7 +108,7 @@ def only_python(folder: Path) -> None:
 
 
 def no_words(folder: Path) -> None:
-    """What a folder is that has lost its vocabulary, but for the special tokens."""
+    """Remove a folder's vocabulary, but for the special tokens."""
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")

@@ -39,7 +39,7 @@ CUT_PAIRS = [kind for kind in ENCODED_PAIRS if kind != "ce-qwen3-seqcls"]
 
 
 def values(model: Encoder, sources: Sequence[TextInput | PairInput], output: Output) -> list[Array]:
-    """What the model gives for each input, in one batch."""
+    """Return the model's values of each input, in one batch."""
     prepared = model.preprocess([ModelInput(source, frozenset({output})) for source in sources])
     sequences = []
     for one in prepared:
@@ -64,7 +64,7 @@ def pair_logits(model: Encoder, pairs: Sequence[Pair]) -> Array:
 
 
 def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any:
-    """What an engine on this folder answers."""
+    """Return the answer of an engine on this folder."""
 
     async def program() -> Any:
         async with open_engine(EngineConfig(model=str(folder), dtype="float32", **settings)) as engine:
@@ -215,7 +215,7 @@ def test_the_users_template_replaces_the_question(tiny_folder: TinyFolder) -> No
 
 
 def answer(folder: Path, text: str) -> float:
-    """How much likelier the language model of this folder finds yes than no behind a text."""
+    """Return the odds of yes against no behind a text, for this folder's model."""
     model = oracle.loaded("CrossEncoder", folder)
     yes, no = model.tokenizer.convert_tokens_to_ids(["yes", "no"])
     ids = model.tokenizer(text, return_tensors="pt")["input_ids"]

@@ -1,4 +1,4 @@
-"""A text's vector does not depend on the texts beside it, before it, or on a rest.
+"""A text's vector does not depend on its batch, earlier batches or a pause.
 
 The right vector is that of transformers for the text alone, in a model that has not run before.
 """
@@ -32,7 +32,7 @@ Vectors = NDArray[np.float32]
 Settings = dict[str, Any]
 
 SHORT_LIMIT = 32
-"""Tokens up to which the frequencies of `dynamic` and `longrope` are those of a short text, in these models."""
+"""Tokens up to which `dynamic` and `longrope` use a short text's frequencies in these models."""
 LONGEST = 120
 LENGTHS = (3, 10, 31, 32, 33, 34, 50, 64, 90, 120, 10, 33)
 """On both sides of the limit, with neighbours of equal length."""
@@ -147,7 +147,7 @@ KINDS: dict[str, Kind] = {
        for name, (settings, tokenizer, attention) in ARCHITECTURES.items()},
     **{name: Kind(name, settings, word_piece, "padded", POSITIONS) for name, settings in SEES_PADDING.items()},
 }  # fmt: skip
-"""Rope types whose frequencies depend on a length, and architectures with state or with values of a whole batch."""
+"""Rope types with frequencies by length, and architectures with state or with batch-wide values."""
 
 SINCE = {
     "Gte-dynamic": "5.18",
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[Settings, str]] = {
     "Nystromformer": (_BASE | {"num_landmarks": 8, "segment_means_seq_len": 16}, "fails on a few tokens"),
     "SwitchTransformers": ({"d_model": 32, "num_layers": 2, "num_heads": 4}, "has no encoder"),
 }
-"""Architectures that take no texts of any length, or whose experts take so many tokens of a batch and no more."""
+"""Architectures without free text input, or with experts of a fixed capacity in a batch."""
 
 
 def model_of(kind: Kind, tokenizer: Any) -> Any:

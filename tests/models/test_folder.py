@@ -1,4 +1,4 @@
-"""What is read from a model folder, and what is refused: no weights are loaded here."""
+"""Model folders that are read, and those that are rejected; no weights are loaded."""
 
 from __future__ import annotations
 

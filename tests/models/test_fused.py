@@ -82,7 +82,7 @@ FUSED_SINCE = {"ViT": "5.9", "DeiT": "5.9", "Dinov2": "5.18"}
 """The first transformers whose layers have the structure that is fused; those before it run as they are."""
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""How far apart, as `difference` has it."""
+"""Largest distance by dtype, as `difference` measures it."""
 
 
 def since(name: str, architecture: str | None = None) -> Any:

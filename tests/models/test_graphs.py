@@ -24,7 +24,7 @@ SMALL = (Bucket(64, 8), Bucket(128, 16))
 
 
 class Rerun:
-    """Runs what was recorded once more, on the same inputs and into the same output, as a CUDA graph does."""
+    """A double of a CUDA graph: runs the recorded call again on the same buffers."""
 
     def __init__(self) -> None:
         self.replays = 0
@@ -33,7 +33,7 @@ class Rerun:
         self.sticks = False
         """A replay gives what the first one gave."""
         self.fails_behind: int | None = None
-        """So many recordings succeed."""
+        """Recordings that succeed before one fails."""
         self.recordings = 0
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:

@@ -82,7 +82,7 @@ def like(kind: str) -> Body:
 
 
 def plain_mean(folder: Path) -> Array:
-    """What sentence-transformers makes of a folder without `modules.json`."""
+    """Return sentence-transformers' vectors for a folder without `modules.json`."""
     return oracle.dense(folder, TEXTS)
 
 

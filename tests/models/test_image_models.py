@@ -56,11 +56,10 @@ TEXTS = [
 ]
 
 EXACT = 1e-5
-"""How far values of up to 5 may be from those of transformers: those seen are 3e-6 at most."""
+"""Largest distance of values of up to 5 from those of transformers; 3e-6 is seen."""
 
 DRAFT = 0.99
-"""Cosine of the vector of a noisy image that was decoded smaller with that of the whole: those seen are 0.994 at
-least."""
+"""Least cosine between a noisy image decoded smaller and the whole; 0.994 is seen."""
 
 FAST = 0.9999
 """Cosine of a fast path's vector with the exact one's: those seen are 0.999998 at least."""
@@ -90,7 +89,7 @@ def image_tower(model: Encoder) -> ImageTower:
 
 
 def body(kind: str) -> str:
-    """Where the model itself lies in its folder."""
+    """Return the model's place in its folder."""
     return "0_CLIPModel" if kind == "clip-st-old" else ""
 
 

@@ -139,7 +139,7 @@ async def test_each_model_does_what_it_can_with_images_and_says_what_it_cannot(c
 
 
 WORDS = "Describe the image."
-"""What vLLM's examples send beside a page, which is what these models are shown around each."""
+"""Text that vLLM's examples send beside a page. These models are shown it around each page."""
 
 
 @pytest.mark.parametrize("folder", ["colpali", "colqwen2"], indirect=True)

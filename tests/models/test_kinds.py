@@ -23,7 +23,7 @@ APART = 1e-4
 
 
 def differ(rows: Array | Sequence[Array]) -> bool:
-    """Whether all rows are finite and no two are the same."""
+    """True if all rows are finite and no two are the same."""
     return all(
         np.isfinite(one).all() and np.abs(one - other).max() > APART
         for place, one in enumerate(rows)

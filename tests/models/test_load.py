@@ -229,7 +229,7 @@ def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
 
 @pytest.fixture
 def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found out about this one does not count for the test, nor what the test finds for others."""
+    """Forget facts about this processor for the test, and those the test finds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "share_of_cores", lambda threads: 1.0)
 

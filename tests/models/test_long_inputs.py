@@ -52,14 +52,14 @@ def nomic(tiny_folder: TinyFolder) -> Path:
 
 @pytest.fixture(scope="module")
 def parts(bert: Path) -> list[list[int]]:
-    """What `LONG` is to be cut into: each as long as the model takes, but for the last one."""
+    """Return the parts of `LONG`: each as long as the model takes, but for the last one."""
     ids = tokens_of(bert, LONG)
     return [[2, *ids[start : start + ROOM], 3] for start in range(0, len(ids), ROOM)]
 
 
 @pytest.fixture(scope="module")
 def references(bert: Path) -> Vectors:
-    """Of the short texts, and of the long one where it is cut."""
+    """Return the vectors of the short texts, and of the long one cut."""
     return oracle.dense(bert, [*SHORT, LONG])
 
 
@@ -107,7 +107,7 @@ async def test_short_texts_beside_a_long_one_are_unchanged(splitting: Engine, re
 
 @pytest.fixture(scope="module")
 def prompted(e5: Path) -> tuple[int, int]:
-    """Tokens of the prompt and the long text, and how many of them are the prompt's."""
+    """Count the tokens of prompt and long text, and those of the prompt."""
     prompt, whole = tokens_of(e5, "query: "), tokens_of(e5, "query: " + LONG)
     shared = next(place for place, (a, b) in enumerate(zip(whole, [*prompt, -1], strict=False)) if a != b)
     return len(whole), shared

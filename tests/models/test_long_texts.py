@@ -1,4 +1,4 @@
-"""A text that is cut is read no further than needed, and its ids are those of the whole text."""
+"""A text that is cut is read no further than needed; its ids stay the same."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def characters(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
 
 
 def assert_same_beginning(tokenizer: Tokenizer, text: str, wanted: int) -> None:
-    """At the place where the text is cut for so many tokens, and at every other one where it could be."""
+    """Compare ids of the cut text at the wanted and at every other possible place."""
 
     def call(texts: list[str]) -> list[Any]:
         return list(tokenizer.encode_batch(texts, add_special_tokens=False))

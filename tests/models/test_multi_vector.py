@@ -192,7 +192,7 @@ def test_one_head_does_not_run_for_another_output(load_tiny: LoadTiny, monkeypat
 
 @pytest.fixture
 def bge_m3(tiny_folder: TinyFolder) -> tuple[EngineConfig, list[Array]]:
-    """How an engine is to load it, and what is to be its answer."""
+    """Return the settings of an engine, and the answers that it must give."""
     folder = tiny_folder("bge-m3")
     config = EngineConfig(model=str(folder), dtype="float32", torch_threads=1)
     return config, oracle.multi_vector(folder, TEXTS, role="document")
@@ -246,7 +246,7 @@ def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(params=[True, False], ids=["markers are tokens", "markers are texts"])
 def windowed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model whose layers look 8 tokens far, without a mask token, and with queries longer than that."""
+    """A model with windows of 8 tokens, no mask token, and queries longer than that."""
     torch.manual_seed(1)
     tokenizer = byte_bpe(between="</s>")
     if request.param:

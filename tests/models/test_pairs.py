@@ -17,7 +17,7 @@ from tests.models.conftest import TinyFolder
 from tests.models.reading import STRANGE, load, read, reader, rejection, some_text
 
 KINDS = ["real", "ce-bert-1label", "ce-xlmr-reranker", "ce-modernbert", "ce-qwen3-seqcls", "seqcls-distilbert"]
-"""WordPiece, Unigram, byte-BPE with two tokens between, one without any, and WordPiece whose types nobody reads."""
+"""WordPiece, Unigram, byte-BPE with two tokens between and with none, and WordPiece with unread types."""
 
 NO_TYPES = ["ce-xlmr-reranker", "ce-modernbert", "seqcls-distilbert"]
 

@@ -68,7 +68,7 @@ class Oracle:
         return found
 
     def logits(self, ids: Sequence[int | None]) -> Any:
-        """Of the whole vocabulary, behind the last token."""
+        """Return logits of the whole vocabulary, behind the last token."""
         with torch.inference_mode():
             return self.model(torch.tensor([list(ids)])).logits[0, -1].double()
 
@@ -144,7 +144,7 @@ def oracle(folder: Path) -> Oracle:
 
 
 def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any:
-    """What an engine on this folder answers."""
+    """Return the answer of an engine on this folder."""
 
     async def program() -> Any:
         async with open_engine(EngineConfig(model=str(folder), dtype="float32", **settings)) as engine:
@@ -197,7 +197,7 @@ def test_scores_and_logits_are_those_of_the_authors_formula(
 
 
 def _cuts(formula: str) -> bool:
-    """Whether what the authors do with a document that is too long is done here to the last token."""
+    """True if a long document is cut to the same token as by its authors."""
     return formula in ("bge", "mxbai")
 
 
@@ -273,7 +273,7 @@ def test_limits_of_query_and_document_come_first(root: Path) -> None:
 
 
 def test_pieces_are_tokenized_apart(root: Path) -> None:
-    """Two line breaks are one token in a text, and stay two where one ends the query."""
+    """Two line breaks are one token in a text, and two where one ends the query."""
     texts = oracle(root / "mxbai-rerank-base-v2")
     assert len(texts.ids("\n\n")) == 1
     whole = texts.logits(

@@ -1,4 +1,4 @@
-"""Where a model is found, and what is said where it is not. The hub is a server of the test's own, or absent."""
+"""The place of a model, and the errors where it is not found. The hub is a local server, or absent."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ TORN = {
     "GET /api/models/org/torn/revision/": {"id": "org/torn", "sha": COMMIT, "siblings": [{"rfilename": "config.json"}]},
     "GET /api/models/org/torn/tree/": [{"type": "file", "path": "config.json", "size": 2, "oid": COMMIT}],
 }
-"""What the hub answers about a model whose files it then does not give."""
+"""Answers of the hub about a model whose files it then does not give."""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -237,7 +237,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What is said for each model that the hub refuses, in a process that may ask it."""
+    """Collect the error for each model that the hub rejects, in a separate process."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, name="hub")
     thread.start()

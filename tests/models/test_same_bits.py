@@ -25,7 +25,7 @@ WIDE = {
     "intermediate_size": 1536,
     "max_position_embeddings": 128,
 }
-"""The layers of MiniLM, so that kernels share them among threads and cut them as they do there."""
+"""Layer sizes of MiniLM, so that kernels share and cut them as they do there."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ Starts = Sequence[dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
-    """What two processes give, one after the other, with the same decision file."""
+    """Return the vectors of two processes, one after the other, with the same decision file."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = word_piece()
     config = bert_config(len(tokenizer), **WIDE)

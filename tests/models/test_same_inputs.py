@@ -118,7 +118,7 @@ async def ask_at_once(engine: Engine, requests: Sequence[Request]) -> list[objec
 
 
 def differs(one: object, other: object, *, by: float) -> str | None:
-    """What of two results differs by more than that; None if nothing does."""
+    """Name a value of two results that differs by more than `by`; None if none does."""
     if isinstance(one, SparseVector) and isinstance(other, SparseVector):
         return differs((one.indices, one.values), (other.indices, other.values), by=by)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

@@ -1,4 +1,4 @@
-"""Special tokens by ids that are not in the vocabulary, and texts that end with the token that settings ask for."""
+"""Special tokens with ids outside the vocabulary, and texts that end with a configured token."""
 
 from __future__ import annotations
 

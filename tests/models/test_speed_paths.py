@@ -1,4 +1,4 @@
-"""The quicker ways to run a forward, and that each gives way where it would be wrong."""
+"""The quicker ways to run a forward; each gives way where it would be wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.models.dtypes import PREPACKED
 
 @pytest.fixture(autouse=True)
 def own_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured of processors that are made up is not kept for other tests."""
+    """Keep measurements of made-up processors from other tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -122,7 +122,7 @@ ONEDNN = ("_reorder_linear_weight", "_linear_pointwise")
 
 
 def without(name: str, instead: object = None) -> Any:
-    """Operators of a build of torch that lacks one of oneDNN's, or has another in its place."""
+    """Pretend a build of torch without one of oneDNN's operators, or with another."""
     found = {one: getattr(torch.ops.mkldnn, one) for one in ONEDNN if one != name}
     return SimpleNamespace(mkldnn=SimpleNamespace(**(found if instead is None else found | {name: instead})))
 

@@ -82,7 +82,7 @@ def test_max_has_a_word_agree_on_its_surest_token() -> None:
 
 
 def test_max_tells_apart_tokens_that_are_all_sure() -> None:
-    """The probability of both is 1 in float32, and what it leaves to the other labels is far less for the second."""
+    """Both have probability 1 in float32; the second leaves far less to the other labels."""
     sure = activated(np.array([[0, 20, 0, 0], [0, 0, 0, 40]], np.float32), "softmax")
     assert sure.max(axis=1).tolist() == [1, 1]
     for of_word in (sure, sure[::-1]):

@@ -1,4 +1,4 @@
-"""Token ids are those of `tokenizer.json`, whatever its class in transformers makes of the vocabulary in it."""
+"""Token ids are those of `tokenizer.json`, whatever transformers' class makes of its vocabulary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(folder: Path) -> LoadedTokenizer:
 
 
 def oracle(folder: Path) -> Tokenizer:
-    """What the file alone does, without the truncation and padding that it was saved with."""
+    """Return the tokenizer of the file alone, without its saved truncation and padding."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -42,7 +42,7 @@ def ids(tokenizer: TextTokenizer, given: TextInput) -> list[int]:
 
 @pytest.fixture
 def small(tiny_folder: TinyFolder) -> TextTokenizer:
-    """A tokenizer with [CLS] = 2 and [SEP] = 3, of a model that takes 12 tokens and knows 1500."""
+    """A tokenizer with [CLS] = 2 and [SEP] = 3; its model takes 12 tokens and knows 1500."""
     return reader(load("bert-mean", tiny_folder)[0], max_tokens=12, vocabulary=1500)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of images are the same bits without torchvision, beside one that works, and beside one that is broken."""
+"""Vectors of images are the same bits with, without and beside a broken torchvision."""
 
 from __future__ import annotations
 

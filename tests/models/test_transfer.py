@@ -1,4 +1,4 @@
-"""Copies to a device and back, which are begun by one line and waited for by another."""
+"""Copies to a device and back: one line begins them, another waits for them."""
 
 from __future__ import annotations
 

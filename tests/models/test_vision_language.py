@@ -1,4 +1,4 @@
-"""Models that are shown images between texts give what transformers gives, by the same tokens, alone and together."""
+"""Models that read images between texts give transformers' vectors, alone and together."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ROUNDED = 1e-6
 
 @pytest.fixture(scope="module")
 def load(tiny_folder: TinyFolder) -> Load:
-    """Loads a kind of tiny model in float32 with exact images, once for each set of settings."""
+    """Load a kind of tiny model in float32 with exact images, once for each settings."""
     loaded: dict[EngineConfig, Encoder] = {}
 
     def load(kind: str, **settings: Any) -> Encoder:
@@ -97,7 +97,7 @@ def said(messages: Messages, **others: Any) -> TextInput:
 
 
 def read(model: Encoder, request: Request) -> list[Prepared[Any]]:
-    """What the device would read of each input, asked lane by lane as the engine does."""
+    """Return the device's input for each input, asked lane by lane as the engine does."""
     found = []
     for given in plan(request, model.card).inputs:
         (prepared,) = model.preprocess([given])
@@ -109,7 +109,7 @@ def read(model: Encoder, request: Request) -> list[Prepared[Any]]:
 
 
 def ask(model: Encoder, request: Request, *, alone: bool = False) -> Any:
-    """What is answered, when inputs that may share a batch do so; or each is run alone."""
+    """Return the answer, when inputs share batches as they may, or each runs alone."""
     prepared = read(model, request)
     batches: dict[Any, list[int]] = {}
     for place, each in enumerate(prepared):
@@ -660,7 +660,7 @@ def test_models_that_are_shown_images_in_other_ways_are_refused(
 
 
 def test_wrong_image_positions_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared at load: here, positions that are counted as those of words."""
+    """The check at load compares them: here, positions counted as those of words."""
 
     def as_words(sequence: TokenSequence, *_: object) -> Any:
         return np.tile(np.arange(len(sequence.ids)), (3, 1))

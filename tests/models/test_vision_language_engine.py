@@ -22,7 +22,7 @@ from tests.models.image_oracle import Array
 pytestmark = pytest.mark.anyio
 
 Known: TypeAlias = tuple[EngineConfig, Array]
-"""How an engine is to load a model, and what is to be its answer."""
+"""Settings of an engine, and the answer that it must give."""
 
 WIDE, TALL = encode(100, 80), encode(70, 150, "PNG", 1)
 BOTH = Chat(({"role": "user", "content": ("it is", Image(WIDE))},))

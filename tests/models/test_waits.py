@@ -38,7 +38,7 @@ numbers that are copied. They cannot be told not to."""
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    """Nothing is laid out for a CPU, and copies are told apart by the memory that they come from."""
+    """Lay nothing out for a CPU, and tell copies apart by their source memory."""
     for kind, names in (
         (speedups.Speedups, ("fuse", "prepack", "call_parts")),
         (ImageEncoder, ("fuse", "prepack")),
@@ -59,7 +59,7 @@ def ours(waits: Waits) -> list[list[str]]:
 
 
 def varied(tower: Tower) -> Sequence[Payload]:
-    """Inputs of several lengths, with pairs, prompts that pooling leaves out, and expansions that nobody sees."""
+    """Inputs of several lengths, with pairs, prompts left out of pooling, and unseen expansions."""
     payloads = tower.made_up([5, 9, 1, 5])
     if not all(isinstance(one, TokenSequence) for one in payloads):
         return payloads

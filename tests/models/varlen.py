@@ -1,4 +1,4 @@
-"""What `torch.nn.attention.varlen.varlen_attn` says that it computes. It has a kernel for GPUs alone."""
+"""A reference of `torch.nn.attention.varlen.varlen_attn`, which has a kernel for GPUs alone."""
 
 from __future__ import annotations
 

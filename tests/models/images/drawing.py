@@ -1,4 +1,4 @@
-"""What the tests of images share: images made by code, encoded, and folders of image processors."""
+"""Images made by code, encoded, and folders of image processors."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         patch_size=16, min_pixels=65536, max_pixels=262144, image_mean=[0.5] * 3, image_std=[0.5] * 3
     ),
 }
-"""The image processor of each kind of model, as its folders have it, at sizes that are quick."""
+"""The image processor of each kind of model, as in its folders, at small sizes."""
 
 PATCHES = ("siglip2-naflex", "qwen2-vl", "colqwen2", "qwen3-vl")
-"""Those that give patches; transformers before 5.5 has them with torchvision only."""
+"""Image processors that give patches; transformers before 5.5 has them with torchvision only."""
 
 ALONE = needs("transformers", "5.5", "an image processor without torchvision")
 """Marks what has one of most other classes."""

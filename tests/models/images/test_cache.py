@@ -20,7 +20,7 @@ from staged_pool.stages.errors import UnusableMedia
 from tests.models.images.drawing import Folder, image, reader
 
 ENTRY_BYTES = 512
-"""What counts for an entry beside its values."""
+"""Bytes that count for an entry beside its values."""
 
 
 def some(size: int = 3 * 8 * 8, value: int = 0) -> Pixels:

@@ -31,7 +31,7 @@ from staged_pool.stages.errors import (
 from tests.models.images.drawing import drawing, encode, image, pixels, save_settings
 
 LONG = pytest.mark.long
-"""Those that start processes of their own, each of which imports transformers."""
+"""Marks tests that start processes of their own, each of which imports transformers."""
 
 CODE = '''
 import os, sys

@@ -1,4 +1,4 @@
-"""What becomes of the files that callers send, and of those that no honest caller would."""
+"""Decoding of files that callers send, and of files that no honest caller would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reserved for an image before it is decoded, beside what reading it takes."""
+"""The memory that is reserved for an image, beside the memory that reading it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may set for one image."""
+"""Options of a caller for one image."""
 
 from __future__ import annotations
 

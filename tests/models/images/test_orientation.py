@@ -20,7 +20,7 @@ TAG = 0x0112
 
 
 def by_pillow(info: dict[str, Any]) -> int:
-    """What `Image.getexif` finds; an error and what is no whole number count as none."""
+    """Return the orientation that `Image.getexif` finds; 0 for an error or no whole number."""
     image = Pillow.new("L", (1, 1))
     image.info.update(info)
     with warnings.catch_warnings():

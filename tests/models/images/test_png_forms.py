@@ -1,4 +1,4 @@
-"""Every form of PNG, as written here byte by byte, beside what its specification says of each pixel.
+"""Every form of PNG, written byte by byte, beside the pixels of its specification.
 
 The oracle is https://www.w3.org/TR/png-3: sample depth scaling by its section 13.12 (for 16 bits the upper 8 are kept),
 transparency by 11.3.1.1, the order of pixels in Adam7 by 8.1.

@@ -1,4 +1,4 @@
-"""Images as every family of models wants them, beside what transformers makes of the same files."""
+"""Images as every family of models wants them, beside transformers' own for the same files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scaled(prepared: Pixels, reader: ImageReader) -> Tensor:
 
 
 def by_transformers(folder: Path, data: bytes, **arguments: Any) -> Tensor:
-    """What the folder's processor gives for a file, without what it pads."""
+    """Return the output of the folder's processor for a file, without padding."""
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     made = processor(images=Pillow.open(io.BytesIO(data)), return_tensors="pt", **arguments)
     values: Tensor = made["pixel_values"]

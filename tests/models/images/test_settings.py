@@ -1,4 +1,4 @@
-"""What is read of a folder's image processor, and what is refused."""
+"""Settings of a folder's image processor that are read, and those that are rejected."""
 
 from __future__ import annotations
 

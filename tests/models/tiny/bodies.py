@@ -30,7 +30,7 @@ def save_body(
 def save(
     folder: Path, model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerFast, **tokenizer_config: Any
 ) -> None:
-    """Save a transformer as it is, and its tokenizer, with settings of the tokenizer that its class does not write."""
+    """Save a transformer and its tokenizer, with settings that its class does not write."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if tokenizer_config:
@@ -39,7 +39,7 @@ def save(
 
 
 def widen(model: nn.Module) -> None:
-    """Make weights so wide that a wrong mask or position moves results by far more than rounding."""
+    """Scale weights so that a wrong mask or position moves results far beyond rounding."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):

@@ -22,7 +22,7 @@ def _bert_mean(folder: Path) -> None:
 
 
 def _bert_cls(folder: Path) -> None:
-    """The newest names, and the transformer in a folder of its own as in the oldest."""
+    """The newest names, and the transformer in a folder of its own."""
     bert(folder / "0_Transformer", model_max_length=48)
     write_modules(
         folder,
@@ -73,7 +73,7 @@ def _bert_other_means(folder: Path) -> None:
 
 
 def _bert_layernorm(folder: Path) -> None:
-    """A normalisation in the middle, which counts, and text that is lowercased before a cased tokenizer."""
+    """A normalization in the middle, which counts, and lowercased text before a cased tokenizer."""
     tokenizer = byte_bpe()
     config = bert_config(len(tokenizer), pad_token_id=1)
     save_body(folder, hf.BertModel(config), tokenizer)

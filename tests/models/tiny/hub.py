@@ -24,7 +24,7 @@ PICKLED: Final = "pytorch_model.bin"
 
 
 def after(body: Body, *changes: Change) -> Body:
-    """What `body` makes, then changed."""
+    """Make a body, then change its folder."""
 
     def make(folder: Path) -> None:
         body(folder)

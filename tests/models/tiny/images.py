@@ -17,7 +17,7 @@ from tests.models.tiny.layout import MODERN, write_json, write_modules
 from tests.models.tiny.vocabularies import blank_bpe, clip_bpe, unigram
 
 IMAGE_WIDTH = 48
-"""Of vectors of images before their projection."""
+"""Width of image vectors before their projection."""
 PROJECTION = 24
 EDGE = 64
 PATCH = 16
@@ -66,7 +66,7 @@ def _clip_processor() -> Any:
 
 
 def clip(folder: Path, *, end_token: int | None = None, **vision: Any) -> None:
-    """With the end of a text as its tokenizer has it, or with `end_token` in its config."""
+    """Save a CLIP with its tokenizer's end token, or with `end_token` in its config."""
     tokenizer = clip_bpe()
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftext|>", "<|endoftext|>"])
     text = {
@@ -151,7 +151,7 @@ def _siglip_masked(folder: Path) -> None:
 
 
 def _siglip2_fixed(folder: Path) -> None:
-    """SigLIP2 for images of one size is a SigLIP whose tokenizer lowercases, and may pad before a text."""
+    """SigLIP2 for images of one size: a SigLIP whose tokenizer lowercases and may pad first."""
     siglip(folder, lower_case=True, padding_side="left")
 
 

@@ -1,4 +1,4 @@
-"""What stands around a transformer in a folder."""
+"""Files around a transformer in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.models.tiny.bodies import WIDTH
 
 MODERN = "sentence_transformers.sentence_transformer.modules"
-"""Where the newest sentence-transformers keeps its modules, as `modules.json` names them."""
+"""Module path of the newest sentence-transformers, as `modules.json` names it."""
 
 
 def write_json(path: Path, content: object) -> None:
@@ -29,7 +29,7 @@ def write_modules(
     body: str = "",
     first: str = "sentence_transformers.models.Transformer",
 ) -> None:
-    """Write `modules.json` for a Transformer in `body` and what follows it, and each one's own settings."""
+    """Write `modules.json` for a Transformer in `body` and its successors, with their settings."""
     entries = [{"idx": 0, "name": "0", "path": body, "type": first}]
     for place, (kind, settings) in enumerate(modules, start=1):
         path = f"{place}_{kind.rpartition('.')[2]}"
@@ -56,6 +56,6 @@ def write_prompts(folder: Path, prompts: Mapping[str, str], **others: Any) -> No
 
 
 def pooling_flags(mode: str, **others: Any) -> dict[str, Any]:
-    """How folders made before sentence-transformers 5.4 say it."""
+    """Return pooling settings as written before sentence-transformers 5.4."""
     flags = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", "max_tokens")}
     return {"word_embedding_dimension": WIDTH, **flags, **others}

@@ -27,7 +27,7 @@ def _projection() -> torch.Tensor:
 
 def _pylate(model_type: str | None) -> Body:
     def make(folder: Path) -> None:
-        """The prefixes are added tokens with a blank in them, which stand after the first token."""
+        """Its prefixes are added tokens with a blank in them, behind the first token."""
         tokenizer = word_piece()
         tokenizer.add_tokens(["[Q] ", "[D] "])
         model = hf.BertModel(bodies.bert_config(len(tokenizer)))

@@ -1,4 +1,4 @@
-"""Embedding models that want a prompt, or whose vectors can be cut, and the architectures they come in."""
+"""Embedding models with prompts or shorter vectors, in several architectures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _e5(folder: Path) -> None:
 
 def _qwen3(side: str) -> Body:
     def make(folder: Path) -> None:
-        """The token that ends a text, which is the one that is pooled, is the padding too."""
+        """The token that ends a text, which is pooled, is the padding too."""
         tokenizer = chat_bpe(appended="<|endoftext|>", padding_side=side)
         config = bodies.qwen3_config(
             len(tokenizer), pad_token_id=tokenizer.pad_token_id, max_position_embeddings=LONG_POSITIONS
@@ -117,7 +117,7 @@ def _instructor(folder: Path) -> None:
 
 
 def _instructor_bpe(folder: Path) -> None:
-    """The prompt alone is a token longer than within a text, where its last blank belongs to the first word."""
+    """A prompt that is a token longer alone: a text takes its last blank."""
     bodies.roberta(folder)
     _pooled(folder, "mean", include_prompt=False)
     write_prompts(folder, {"query": "Represent the question for retrieving documents: "})

@@ -111,7 +111,7 @@ def _tokenizer(begin: str = "", **settings: Any) -> hf.PreTrainedTokenizerFast:
 
 @functools.cache
 def _answering_bpe() -> str:
-    """In which each answer is one token, and two line breaks in a row are one."""
+    """A tokenizer in which each answer is one token, and two line breaks are one."""
     answers = [answer for answer in ("Yes", "yes", "no", "\n\n", "1", "0") for _ in range(4000)]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<bos>", "<think>", "</think>"]
     return _trained_bpe(special, [*CORPUS, *answers])

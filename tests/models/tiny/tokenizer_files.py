@@ -1,4 +1,4 @@
-"""Folders whose `tokenizer.json` is not what the class of their tokenizer would make of its vocabulary."""
+"""Folders whose `tokenizer.json` differs from the output of their tokenizer's class."""
 
 from __future__ import annotations
 

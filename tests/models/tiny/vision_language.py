@@ -19,7 +19,7 @@ MERGE: Final = 2
 PAGE_WIDTH: Final = 24
 """Values of a vector of the models of late interaction."""
 PAGE_SIDE: Final = 56
-"""Of the square that one of them makes of every image, in pixels."""
+"""Side of the square that one of them makes of every image, in pixels."""
 LONGEST: Final = 320
 
 _SEEN: Final = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
