@@ -1,1 +1,1 @@
-"""The models: reading their folders, tokenizing, and the forward."""
+"""Models: reading model folders, tokenizing, and forwards."""

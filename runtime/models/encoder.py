@@ -1,4 +1,4 @@
-"""A model: its towers, one for each lane that it reads, behind one face."""
+"""A loaded model: towers for its lanes, on one or more devices."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsu
 from staged_pool.stages.exhausted import is_out_of_memory
 
 _WARM_UP_TOKENS: Final = 128
-"""Enough for torch to share a forward among its threads."""
+"""Tokens of a warm-up batch: enough for torch to use all of its threads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """Towers, behind `runtime.model.LoadedModel`.
+    """Loaded model, the `runtime.model.LoadedModel` of torch.
 
-    Every method may run in several threads at once; `forward` in `card.forward_calls` of them.
+    Thread-safe. At most `card.forward_calls` threads may call `forward` at the same time.
     """
 
     card: ModelCard
     replicas: Replicas
-    """One for each device."""
+    """Weights of the model, once on each device."""
     tokenizer: TextTokenizer | None
     """None: the model reads no texts."""
     plan: ThreadPlan
     images: ImageReader | None = None
     """None: the model reads no images."""
     multimodal: MultimodalReader | None = None
-    """None: images are no tokens to it."""
+    """None: the model does not read images as tokens."""
     each_alone: bool = False
-    """Each input has a forward to itself: what it becomes has nothing to do with the others of its batch."""
+    """Run each input in its own forward, so that no result depends on the batch."""
 
     @property
     def towers(self) -> Mapping[Lane, Tower]:
-        """At least one; the same one may be in two places. Those of the first replica, which prepare inputs for all."""
+        """Towers of the first replica, which preprocess for all. Two lanes may share one tower."""
         return next(iter(self.replicas)).towers
 
     def pads(self, lane: Lane) -> bool:
@@ -71,7 +71,7 @@ class Encoder:
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         if isinstance(source, Chat) and source.images:
             if self.multimodal is None:
-                raise Unsupported(f"The model `{self.card.name}` makes no tokens of images.")
+                raise Unsupported(f"The model `{self.card.name}` does not read images as tokens.")
             return self.multimodal.tokenize(source, add_special_tokens=add_special_tokens)
         return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
 
@@ -79,21 +79,21 @@ class Encoder:
         return self._texts().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
-        """Run one batch on the freest device: one copy of its inputs to it, one copy of each output back.
+        """Run one batch on the least busy device: one copy of the inputs to it, one copy of each output back.
 
         Args:
             payloads: At least one, all of one batch key.
-            at_once: Forwards that share torch's threads.
+            at_once: Number of forwards that share torch's threads.
 
         Returns:
-            For each payload its row, or `ModelFailed` for a row that is not finite.
+            A row for each payload, or `ModelFailed` if its values are not finite.
 
         Raises:
-            OutOfMemory: The device has no room for this batch.
+            OutOfMemory: The device has no memory for this batch.
             DeviceLost: The device can no longer be trusted.
         """
         tokens = sum(payload.tokens for payload in payloads)
-        with self.replicas.freest(tokens) as replica:
+        with self.replicas.least_busy(tokens) as replica:
             self.plan.use(tokens, at_once)
             if self.each_alone:
                 return [row for payload in payloads for row in compute(replica, [payload])]
@@ -124,12 +124,12 @@ class Encoder:
 
     def _texts(self) -> TextTokenizer:
         if self.tokenizer is None:
-            raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokens.")
+            raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")
         return self.tokenizer
 
 
 def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:
-    """Run one batch on one device, on as many threads as are set; see `Encoder.forward`."""
+    """Run one batch on one device, with the current number of torch threads; see `Encoder.forward`."""
     lane = _lane(payloads[0])
     with _device_errors(), torch.inference_mode():
         with replica.launching(lane):
@@ -151,22 +151,22 @@ def _lane(payload: Payload) -> Lane:
 
 def _is_finite(values: Values) -> bool:
     numbers = values.values if isinstance(values, SparseVector) else values
-    # The sum of squares is there eight times as soon; it may be infinite where none of the numbers is.
+    # The sum of squares is quicker, but may overflow where every number is finite.
     return math.isfinite(np.vdot(numbers, numbers)) or bool(np.isfinite(numbers).all())
 
 
 @contextmanager
 def _device_errors() -> Iterator[None]:
-    """Say in the engine's words what happened to the device."""
+    """Translate errors of torch to errors of the engine."""
     try:
         yield
     except MemoryError as error:
-        raise OutOfMemory("There was no memory for this batch; it may be sent again.") from error
+        raise OutOfMemory("The server had no memory for this batch; send it again.") from error
     except RuntimeError as error:
         text = str(error)
-        # Memory first: a failed allocation may come as any of these classes, and the device stands after it.
+        # First: a failed allocation may have any of these classes, and the device works on after it.
         if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
-            raise OutOfMemory("The device had no memory for this batch; it may be sent again.") from error
+            raise OutOfMemory("The device had no memory for this batch; send it again.") from error
         if isinstance(error, torch.AcceleratorError) or "CUDA error" in text:
             raise DeviceLost(text) from error
         raise

@@ -1,4 +1,4 @@
-"""Find a model and read what its files say of it, before torch is imported to load it."""
+"""Model lookup: find the folder and read its settings, without importing torch."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from staged_pool.stages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """A model that lies on this machine."""
+    """A model whose files are on this machine."""
 
     name: str
-    """The served name."""
+    """Served name."""
     folder: ModelFolder
-    """What its files say of it."""
+    """Settings read from its files."""
 
 
 def find_model(config: EngineConfig) -> FoundModel:
-    """Find the model that `config` names, and read its settings. May download it.
+    """Find the model that `config` names, and read its settings. Downloads it if needed.
 
     Raises:
         ConfigError: It cannot be found or understood, or a setting does not fit it.
     """
-    from staged_pool.runtime.models.folders.resolver import resolve  # the hub's client: half a second to import
+    from staged_pool.runtime.models.folders.resolver import resolve  # the hub client is slow to import
 
     resolved = resolve(
         config.model,
@@ -42,9 +42,9 @@ def find_model(config: EngineConfig) -> FoundModel:
 
 
 def check_model(config: EngineConfig) -> None:
-    """Reject a model that is wrong as far as this machine knows, in a fraction of a second. Downloads nothing.
+    """Reject a model that is known to be wrong without a download.
 
-    A folder is read; a hub id is looked up in the local cache, if it may not be asked for.
+    Reads a local folder. Looks a hub id up in the local cache, but only in offline mode.
 
     Raises:
         ConfigError: As for `find_model`.

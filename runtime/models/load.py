@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import numpy as np
 import torch
 
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import Lane, ModelCard, Row
+from staged_pool.runtime.model import Lane
 from staged_pool.runtime.models.checkpoint.special_ids import with_note
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
@@ -38,14 +37,14 @@ from staged_pool.runtime.models.heads.build import check_answers
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, short_tokens, use_threads, usual_workers
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
+from staged_pool.runtime.models.model_card import build_card, log_card
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.input_roles import with_written_markers
 from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower, load_vision
-from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
 
@@ -127,7 +126,7 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
     )
     text, image = (replicas[0].towers.get(lane) for lane in ("text", "image"))
     encoder = Encoder(
-        card=_card(found.name, folder, source, replicas, config, dtype=dtype),
+        card=build_card(found.name, folder, source, replicas, config, dtype=dtype),
         replicas=Replicas(replicas),
         tokenizer=text.tokenizer if isinstance(text, TextTower) else None,
         plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
@@ -146,7 +145,7 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
             record_forwards(found.name, replica, wanted=config.cuda_graphs)
             replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
-    _log_card(encoder.card)
+    log_card(encoder.card)
     return encoder
 
 
@@ -182,7 +181,7 @@ def _load_replicas(
     dtype: torch.dtype,
     devices: Sequence[torch.device],
 ) -> tuple[list[Replica], ImageReader | None]:
-    """Load the weights on each device, and return the image reader, which is shared by all."""
+    """Load the weights on each device; all replicas share the image reader."""
     replicas: list[Replica] = []
     readers: list[ImageReader] = []
     for device in devices:
@@ -194,61 +193,6 @@ def _load_replicas(
     for reader in readers[1:]:
         reader.close()
     return replicas, readers[0] if readers else None
-
-
-def _card(
-    name: str,
-    folder: ModelFolder,
-    source: LoadedTokenizer | None,
-    replicas: Sequence[Replica],
-    config: EngineConfig,
-    *,
-    dtype: torch.dtype,
-) -> ModelCard:
-    towers = replicas[0].towers
-    text, first = towers.get("text"), next(iter(towers.values()))
-    outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
-    specs = (*folder.heads, *folder.image_heads)
-    dense_spec = next((spec for spec in specs if isinstance(spec, DenseSpec)), None)
-    return ModelCard(
-        name=name,
-        architecture=first.architecture,
-        parameters=sum(tower.parameters for tower in dict.fromkeys(towers.values())),
-        lanes=tuple(towers),
-        outputs=outputs,
-        scoring=folder.scoring,
-        similarity=folder.similarity or "cosine",
-        width=first.width,
-        token_width=_token_width(replicas[0], first),
-        matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
-        dimensions=folder.dimensions,
-        labels=folder.labels,
-        activation=folder.activation,
-        prompts=folder.prompts,
-        default_prompt=folder.default_prompt,
-        max_tokens=first.max_tokens,
-        vocabulary=text.transformer.vocabulary if isinstance(text, TextTower) else 0,
-        pooling="+".join(dense_spec.pooling) if dense_spec else "",
-        normalize=bool(dense_spec and dense_spec.normalize),
-        dtype=str(dtype).removeprefix("torch."),
-        device=",".join(str(replica.device) for replica in replicas),
-        splits_long_inputs=config.split_long_inputs and isinstance(text, TextTower) and Output.DENSE in outputs,
-        attention="padded" if first.pads else "packed",
-        torch_threads=tuning().threads,
-        forward_workers=max(len(replicas), config.forward_workers or 1),
-        launched_ahead=0 if replicas[0].device.type == "cpu" else 1,
-        notes=(*folder.doubts, *folder.notes, *(source.notes if source is not None else ())),
-        load_s=0.0,
-    )
-
-
-def _token_width(replica: Replica, tower: Tower) -> int:
-    """Return the number of values of one token's vector; 0 where the tower gives none."""
-    if Output.MULTI_VECTOR not in tower.outputs:
-        return 0
-    (row,) = _run(replica, tower, [2])
-    vectors = row.values[Output.MULTI_VECTOR] if isinstance(row, Row) else None
-    return vectors.shape[-1] if isinstance(vectors, np.ndarray) else 0
 
 
 def _short_tokens(text: Tower | None) -> int:
@@ -305,29 +249,6 @@ def _load_towers(
     return towers, reader
 
 
-def _log_card(card: ModelCard) -> None:
-    """Log how the folder was understood, so that people who know the model can check it."""
-    log.info(
-        "model.understood",
-        model=card.name,
-        architecture=card.architecture,
-        lanes=[*card.lanes],
-        outputs=[*map(str, card.outputs)],
-        scoring=card.scoring,
-        similarity=card.similarity,
-        activation=card.activation,
-        pooling=card.pooling,
-        normalize=card.normalize,
-        matryoshka=card.matryoshka,
-        labels=len(card.labels),
-        prompts=[*card.prompts],
-        has_default_prompt=bool(card.default_prompt),
-        max_tokens=card.max_tokens,
-        dtype=card.dtype,
-        attention=card.attention,
-    )
-
-
 def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
     """Return the data type of the weights.
 
@@ -353,7 +274,7 @@ def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
 
 
 def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
-    """Run a short and a long batch, so that memory and kernels are ready for the first request.
+    """Run a short and a long batch, which allocate memory and prepare kernels.
 
     Raises:
         ConfigError: The model gives NaN or Inf, or fails on an input within its length limit.
@@ -369,5 +290,5 @@ def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
 
 
 def _run(replica: Replica, tower: Tower, sizes: Sequence[int]) -> Sequence[object]:
-    """Run a batch of test inputs with these numbers of tokens, for all outputs of the tower."""
+    """Run a batch of test inputs with these numbers of tokens."""
     return compute(replica, tower.made_up(sizes))

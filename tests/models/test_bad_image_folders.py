@@ -104,13 +104,13 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "siglip2-naflex",
             edit(PREPROCESSOR, image_processor_type="SiglipImageProcessor", size=square(64)),
-            "the image processor makes pixels of images, and Siglip2VisionModel takes patches",
+            "the image processor makes pixels, but Siglip2VisionModel takes patches",
             id="no patches",
         ),
         pytest.param(
             "siglip",
             edit(PREPROCESSOR, image_processor_type="Siglip2ImageProcessor", patch_size=16, max_num_patches=16),
-            "the image processor makes patches of images, and SiglipVisionModel takes pixels",
+            "the image processor makes patches, but SiglipVisionModel takes pixels",
             id="patches",
             marks=ALONE,
         ),

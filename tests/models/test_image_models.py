@@ -335,9 +335,9 @@ def test_a_model_of_images_alone_refuses_texts(load_tiny: LoadTiny) -> None:
     model = load_tiny("vit")
     with pytest.raises(Unsupported, match="reads no texts"):
         embed(model, ["a text"], Output.DENSE)
-    with pytest.raises(Unsupported, match="reads no texts, so it has no tokens"):
+    with pytest.raises(Unsupported, match="reads no texts, so it has no tokenizer"):
         model.tokenize("a text", add_special_tokens=True)
-    with pytest.raises(Unsupported, match="reads no texts, so it has no tokens"):
+    with pytest.raises(Unsupported, match="reads no texts, so it has no tokenizer"):
         model.detokenize([1], skip_special_tokens=True)
 
 

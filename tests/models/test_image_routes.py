@@ -293,9 +293,9 @@ async def test_tokens_of_conversations_with_images_are_those_that_the_device_rea
         ("qwen2-vl", ELSEWHERE, 400, "Send the file itself"),
         ("qwen2-vl", "data:image/png;base64,AAAA", 415, ""),
         ("colpali", CAT, 400, "one image or one text at a time"),
-        ("clip", CAT, 501, "makes no tokens of images"),
-        ("dinov2-labels", CAT, 501, "makes no tokens of images"),
-        ("bert-mean", CAT, 501, "makes no tokens of images"),
+        ("clip", CAT, 501, "does not read images as tokens"),
+        ("dinov2-labels", CAT, 501, "does not read images as tokens"),
+        ("bert-mean", CAT, 501, "does not read images as tokens"),
     ):
         error = (await ask("/tokenize", model, part(given)))["error"]
         assert error["code"] == code, error

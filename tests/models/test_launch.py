@@ -112,11 +112,11 @@ async def test_no_two_forwards_begin_at_the_same_time() -> None:
 def test_a_forward_goes_to_the_device_with_the_fewest() -> None:
     replicas = Replicas([Replica(CPU, {}) for _ in range(3)])
     first, second, third = replicas
-    with replicas.freest(5) as one, replicas.freest(6) as two:
+    with replicas.least_busy(5) as one, replicas.least_busy(6) as two:
         assert (one, two) == (first, second)
-        with replicas.freest(7) as three, replicas.freest(8) as four:
+        with replicas.least_busy(7) as three, replicas.least_busy(8) as four:
             assert (three, four) == (third, first)
-        with replicas.freest(9) as five:
+        with replicas.least_busy(9) as five:
             assert five is third
         assert [one.running for one in replicas] == [1, 1, 0]
     assert [(one.running, one.batches, one.tokens) for one in replicas.statistics()] == [
@@ -128,7 +128,7 @@ def test_a_forward_goes_to_the_device_with_the_fewest() -> None:
 
 def test_a_forward_that_fails_is_on_its_device_no_more() -> None:
     replicas = Replicas([Replica(CPU, {})])
-    with pytest.raises(ValueError, match="mine"), replicas.freest(5):
+    with pytest.raises(ValueError, match="mine"), replicas.least_busy(5):
         raise ValueError("mine")
     assert replicas.statistics()[0].running == 0
 

@@ -87,7 +87,7 @@ DAMAGED: dict[str, Callable[[dict[str, Any]], bytes]] = {
         content | {"processor": content["processor"] | {"torch": "1.0"}}
     ).encode(),
     "no decisions": lambda content: json.dumps(content | {"decisions": 7}).encode(),
-    "huge": lambda content: b" " * (tuning._MOST_BYTES + 1),
+    "huge": lambda content: b" " * (tuning._MAX_BYTES + 1),
 }
 
 

@@ -1,1 +1,1 @@
-"""Devices: order of forwards, streams, graphs, and choices of kernels."""
+"""Devices: replicas, launch order, memory, and choices of kernels."""

@@ -1,4 +1,4 @@
-"""What is particular to GPUs when a model is loaded: which there are, what they can do, and what they have room for."""
+"""GPUs at load: open devices, record forwards, measure memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.models")
 
 _RECORDED_PARAMETERS: Final = 200_000_000
-"""A larger model keeps the device busy for longer than the host takes to ask for its kernels."""
+"""Largest model that is recorded, in weights. For a larger one, kernels take longer than their launch."""
 
 _MEASURED_TOKENS: Final = 4096
-"""Of the batch whose memory is looked at. What a token takes in it, it takes in a larger one."""
+"""Tokens of the batch that memory is measured with. A larger batch takes as much for each token."""
 
 _KEPT_FREE: Final = 0.1
-"""Of the memory: for its fragments, for rows on their way to the host, and for what libraries take when they please."""
+"""Share of free memory that no batch uses: for fragments, rows on their way to the host, and libraries."""
 
 
 def open_devices(device: str) -> tuple[torch.device, ...]:
-    """The devices that a setting names, of which all are there.
+    """Return the devices that a setting names.
 
     Raises:
-        ConfigError: One is not; or see `device_names`.
+        ConfigError: A device is missing, or the setting is wrong; see `device_names`.
     """
     names = device_names(device)
     if names == ("auto",):
@@ -45,24 +45,26 @@ def open_devices(device: str) -> tuple[torch.device, ...]:
         raise ConfigError(f"device={device!r}: torch sees no CUDA device")
     count = torch.cuda.device_count()
     devices = tuple(torch.device("cuda", torch.device(name).index or 0) for name in names)
-    for one in devices:
-        if one.index >= count:
-            raise ConfigError(f"device={device!r}: there is no {one}: torch sees {count} CUDA devices, from cuda:0 on")
+    for missing in devices:
+        if missing.index >= count:
+            raise ConfigError(
+                f"device={device!r}: there is no {missing}: torch sees {count} CUDA devices, from cuda:0 on"
+            )
     return devices
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a GPU does that by itself, and not by way of float32."""
+    """Tell whether a GPU multiplies bfloat16 natively, not by conversion to float32."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
-    """Record forwards of texts of a few sizes, where the model is small, and it is right. See `Graphs`.
+    """Record forwards of texts for a few batch sizes; see `Speedups.record`.
 
     Args:
-        name: Of the model, for the log.
-        replica: On a GPU.
-        wanted: Whether the user wants that.
+        name: Name of the model, for the log.
+        replica: Replica on a GPU. A large model is not recorded.
+        wanted: Setting of the user.
     """
     tower = replica.towers.get("text")
     if not wanted or not isinstance(tower, TextTower) or tower.parameters > _RECORDED_PARAMETERS:
@@ -78,12 +80,12 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
 
 
 def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:
-    """Measure the memory that a forward takes on a GPU, in bytes for each token of its batch.
+    """Measure the GPU memory of a forward, in bytes for each token of the batch.
 
     Args:
-        replica: Warm.
-        run: Runs a batch of made-up inputs of so many tokens each.
-        batch_tokens: Of the largest batch that is wanted.
+        replica: Replica after its warm-up.
+        run: Runs a batch of test inputs with these numbers of tokens.
+        batch_tokens: Tokens of the largest batch of the settings.
     """
     device, most = replica.device, 0.0
     for tower in dict.fromkeys(replica.towers.values()):
@@ -98,7 +100,7 @@ def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], obje
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that nobody holds now. What torch keeps for later is given back before."""
+    """Return the free memory of a GPU in bytes, after torch has released its cache."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
@@ -109,14 +111,17 @@ def fitting_tokens(
     lanes: Sequence[int],
     free: Callable[[torch.device], int] = free_bytes,
 ) -> list[int]:
-    """Divide the free memory of GPUs among models: the tokens that a batch of each may have, at least 1.
+    """Divide the free memory of GPUs among models.
 
-    Each lane of each model has an equal part: it has a stream, and no stream takes memory that another keeps.
+    Each lane of each model gets an equal share, since each has a stream, and streams do not share cached memory.
 
     Args:
-        token_bytes: For each model and each of its devices what `bytes_per_token` gives. All models are loaded.
-        lanes: Of each model.
+        token_bytes: Result of `bytes_per_token` for each model and each of its devices. All models are loaded.
+        lanes: Number of lanes of each model.
         free: Gives the free memory of a device, in bytes.
+
+    Returns:
+        For each model the largest batch, in tokens, at least 1.
     """
     sharing = Counter[torch.device]()
     for devices, count in zip(token_bytes, lanes, strict=True):

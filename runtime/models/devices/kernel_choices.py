@@ -1,8 +1,8 @@
-"""Choices between ways of computing the same thing, made once for a processor and kept in a file.
+"""Choices between equivalent kernels, measured once for a processor and kept in a file.
 
-The ways differ in speed, and in the last bits of what they compute. A choice by a stopwatch at every start would give
-other vectors after a restart. So what was measured once is written to a decision file, and read from then on. Without
-one, a table by what the processor can do decides.
+Equivalent kernels differ in speed, and in the last bits of their results. A measurement at every start could choose
+others, and give other vectors after a restart. So a decision file keeps each choice. Without measurements, a table by
+processor features decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from staged_pool.stages.log import get_logger
 
 try:
     import fcntl
-except ImportError:  # no locks of this kind: files are still replaced as a whole
+except ImportError:  # Windows: without locks, but files are still replaced as a whole
     fcntl = None  # type: ignore[assignment]
 
 log = get_logger("staged_pool.models")
@@ -36,45 +36,45 @@ log = get_logger("staged_pool.models")
 Choice = TypeVar("Choice", str, int, bool)
 
 _FORMAT: Final = 1
-_MOST_BYTES: Final = 1 << 20
-"""Of a decision file. A larger one is none of ours."""
+_MAX_BYTES: Final = 1 << 20
+"""Size limit of a decision file. A larger file is ignored."""
 
-_SHARE_TO_MEASURE: Final = 0.8
-"""Of the cores. With less, others compute on them, and what is measured is chance."""
-_SHARE_SEEN_S: Final = 0.03
+_LEAST_SHARE: Final = 0.8
+"""Share of the cores that a measurement needs. With less, other programs disturb it."""
+_SHARE_MEASURED_S: Final = 0.03
 _SHARE_EDGE: Final = 512
-"""Of the square matrices that are multiplied meanwhile."""
+"""Rows and columns of the matrices that `share_of_cores` multiplies."""
 
 _LOCK_TRIES: Final = 100
 _LOCK_PAUSE_S: Final = 0.02
-"""Another process holds the lock for as long as it takes to write a small file."""
+"""Pause between tries. Another process holds the lock while it writes a small file."""
 
 
 class Tuning:
-    """Makes the choices of one load.
+    """Kernel choices of one load.
 
     Args:
-        mode: `auto`: as in the decision file, which gets what it does not have. `off`: by the table, and nothing is
-            measured, read or written. `again`: everything is measured, and the file has it from then on.
-        folder: Where decision files are; see `decision_folder`.
-        threads: Torch threads of a forward that has the processor to itself. None: as many as are set.
+        mode: `auto`: read choices from the decision file, measure those that it lacks, and add them. `off`: use the
+            table; measure, read and write nothing. `again`: measure all, and replace them in the file.
+        folder: Folder of decision files. None: see `decision_folder`.
+        threads: Torch threads of a forward that has the processor to itself. None: torch's current number.
     """
 
     threads: int
-    """Torch threads that forwards will share, whatever is set while the model is loaded."""
+    """Torch threads that forwards will share; while a model loads, torch may use fewer."""
 
     measured: int
-    """Questions that took a measurement."""
+    """Number of questions that were measured."""
 
     def __init__(self, mode: Tune, folder: Path | None = None, *, threads: int | None = None) -> None:
         self.threads = threads or torch.get_num_threads()
         self.measured = 0
         self._mode: Tune = mode
         self._busy: bool | None = None
-        """Others use the cores. None: that has not been looked at."""
+        """Other programs use the cores. None: not measured yet."""
         self._folder = folder
         self._made: dict[str, Any] = {}
-        """By question: one that is asked twice in a load has one answer."""
+        """Answers by question, so that a question has one answer in a load."""
 
     def choose(
         self,
@@ -84,13 +84,13 @@ class Tuning:
         measure: Callable[[], Choice],
         allowed: Callable[[Any], bool],
     ) -> Choice:
-        """Answer a question, in the same way as at the last start.
+        """Answer a question, with the same answer as at the last start.
 
         Args:
-            question: With all that the answer depends on, beside the processor and the version of torch.
-            table: The answer where nothing may be measured, or where it could not be kept.
-            measure: Finds the answer by trying.
-            allowed: Tells an answer from a value that somebody else has written into the file.
+            question: Key that names all that the answer depends on, except processor and version of torch.
+            table: Answer if nothing may be measured, or if the answer could not be kept.
+            measure: Finds the answer by measurement.
+            allowed: Checks an answer from the file, which others may have edited.
         """
         if question not in self._made:
             self._made[question] = self._choose(question, table, measure, allowed)
@@ -99,7 +99,7 @@ class Tuning:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """A block in which `tuning` gives this one."""
+        """Open a block in which `tuning` returns this object."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -118,33 +118,35 @@ class Tuning:
                 if kept is not None and allowed(kept):
                     answer: Choice = kept
                     return answer
-            file.prepare()  # before anything is measured: what cannot be kept would be another at the next start
+            file.prepare()  # before a measurement: one that is not kept may differ at the next start
             found = table
             if self._mode == "again" or not self._machine_is_busy():
                 found = measure()
                 self.measured += 1
             return file.keep(question, found, allowed, overwrite=self._mode == "again")
         except OSError as error:
-            log.warning("model.decisions_not_kept", reason=str(error), instead="the table by processor")
+            log.warning("model.decisions_not_kept", reason=str(error), instead="the table of processors")
             self._mode = "off"
             return table
 
     def _machine_is_busy(self) -> bool:
-        """Others use the cores just now: a stopwatch would say more of them than of this model."""
+        """Tell whether other programs use the cores, so that a measurement would be wrong."""
         if self._busy is None:
-            self._busy = share_of_cores(self.threads) < _SHARE_TO_MEASURE
+            self._busy = share_of_cores(self.threads) < _LEAST_SHARE
             if self._busy:
-                log.info(  # no fault: the table's choices are right, too, and a restart repeats them
-                    "model.not_measured", reason="the machine is busy", instead="the table by processor; --tune again"
+                log.info(  # not a warning: choices of the table are good, too, and the next start repeats them
+                    "model.not_measured",
+                    reason="other programs use the cores",
+                    instead="the table of processors; measure later with --tune again",
                 )
         return self._busy
 
 
 class DecisionFile:
-    """The answers for this processor and this version of torch, in a file that several processes may share.
+    """File of choices for this processor and version of torch, shared by processes.
 
     Args:
-        folder: It need not exist. Each processor and version of torch has a file of its own in it.
+        folder: Folder of the file. It need not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -153,31 +155,31 @@ class DecisionFile:
         self.path = folder / f"decisions-{digest}.json"
 
     def read(self) -> Mapping[str, Any]:
-        """All answers; none where the file is missing, damaged, or of another processor.
+        """Return all answers; none if the file is missing, damaged, or of another processor.
 
         Raises:
-            OSError: It is there and cannot be read.
+            OSError: The file exists and cannot be read.
         """
         if not self.path.exists():
             return {}
-        if not self.path.is_file() or self.path.stat().st_size > _MOST_BYTES:
+        if not self.path.is_file() or self.path.stat().st_size > _MAX_BYTES:
             return self._ignored("not a file of decisions")
         try:
             found = json.loads(self.path.read_bytes())
         except (ValueError, RecursionError) as error:
             return self._ignored(f"damaged: {error}")
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            return self._ignored("of another format")
+            return self._ignored("written in another format")
         if found.get("processor") != self._processor or not isinstance(found.get("decisions"), dict):
-            return self._ignored("of another processor")
+            return self._ignored("written for another processor")
         decisions: Mapping[str, Any] = found["decisions"]
         return decisions
 
     def prepare(self) -> None:
-        """See that the file could be written.
+        """Check that the file can be written.
 
         Raises:
-            OSError: It could not.
+            OSError: It cannot.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{self.path.stem}-", dir=self.path.parent)
@@ -187,7 +189,7 @@ class DecisionFile:
             raise FileExistsError(f"{self.path} is not a file")
 
     def keep(self, question: str, answer: Choice, allowed: Callable[[Any], bool], *, overwrite: bool = False) -> Choice:
-        """Write an answer, unless another process was quicker: then its answer counts, for both.
+        """Write an answer, and return it; or return that of another process that was quicker.
 
         Raises:
             OSError: The file cannot be written.
@@ -216,7 +218,7 @@ class DecisionFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """A block that no other process is in, unless one holds the lock for seconds or files have none."""
+        """Open a block under the file lock; after two seconds, or without locks, go on unlocked."""
         with self.path.with_suffix(".lock").open("a") as file:
             if fcntl is not None:
                 for _ in range(_LOCK_TRIES):
@@ -227,7 +229,7 @@ class DecisionFile:
                         time.sleep(_LOCK_PAUSE_S)
                     except OSError:  # a file system without locks
                         break
-            yield  # closing the file gives the lock back
+            yield  # closing the file releases the lock
 
     def _ignored(self, reason: str) -> Mapping[str, Any]:
         log.warning("model.decisions_ignored", file=str(self.path), reason=reason)
@@ -238,18 +240,18 @@ _CURRENT: ContextVar[Tuning | None] = ContextVar("tuning", default=None)
 
 
 def tuning() -> Tuning:
-    """The choices of the load that is going on; those of the table outside of one."""
+    """Return the choices of the current load; outside of a load, those of the table."""
     return _CURRENT.get() or Tuning("off")
 
 
 def decision_folder() -> Path:
-    """Where the platform has files that may be lost: `XDG_CACHE_HOME` where it is set, on every platform.
+    """Return the cache folder of the platform; `XDG_CACHE_HOME`, if set, on every platform.
 
     Raises:
         OSError: There is no home folder.
     """
     wanted = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(wanted):  # the specification has others ignored
+    if os.path.isabs(wanted):  # the XDG specification: ignore relative paths
         return Path(wanted) / "staged-pool"
     try:
         home = Path.home()
@@ -263,7 +265,7 @@ def decision_folder() -> Path:
 
 
 def processor_facts() -> Mapping[str, Any]:
-    """What choices depend on, whatever the model: the processor, its cores that may be used, and torch."""
+    """Return the facts that choices of all models depend on: processor, usable cores, torch."""
     return {
         "processor": _processor_name(),
         "machine": platform.machine(),
@@ -274,7 +276,7 @@ def processor_facts() -> Mapping[str, Any]:
 
 
 def capabilities() -> Mapping[str, Any]:
-    """The instructions that the processor has, by torch's names; empty where this build of torch does not say."""
+    """Return processor features by torch's names; empty if this build of torch has none."""
     if (said := getattr(torch.cpu, "get_capabilities", None)) is not None:
         found: Mapping[str, Any] = said()
         return found
@@ -286,14 +288,14 @@ def capabilities() -> Mapping[str, Any]:
 
 
 def share_of_cores(threads: int) -> float:
-    """The part of these threads' time that they get from the cores, 0 to 1, seen over some 30 ms."""
+    """Measure, for 30 ms, the share of time that threads get from the cores: 0 to 1."""
     matrix = torch.rand(_SHARE_EDGE, _SHARE_EDGE)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.mm(matrix, matrix)  # the threads are made
+        torch.mm(matrix, matrix)  # starts the threads
         started, used = time.perf_counter(), time.process_time()
-        while time.perf_counter() - started < _SHARE_SEEN_S:
+        while time.perf_counter() - started < _SHARE_MEASURED_S:
             torch.mm(matrix, matrix)
         return (time.process_time() - used) / (time.perf_counter() - started) / threads
     finally:

@@ -1,8 +1,8 @@
-"""In which order forwards begin on a device, and on which of several devices.
+"""Replicas of a model on several devices, and the launch order of forwards.
 
-On a GPU a forward is two things: the host asks for its kernels, and the device computes them. While the device is at
-one forward the host asks for the next, so that the device goes on without a pause. Two threads do that: each asks under
-the lock of a `Launcher`, and waits outside of it. On the CPU both are one, and there is nothing to lock.
+On a GPU, the host launches the kernels of a forward, and the device computes them later. While it computes one forward,
+the host launches the next, so the device does not pause. Two threads do this: each launches under the lock of a
+`Launcher`, and waits for the results outside of it. A CPU needs no lock.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from staged_pool.runtime.statistics import ReplicaStatistics
 
 
 class Launcher:
-    """Lets one forward begin at a time, each behind the one before, on a stream of its own.
+    """Lock and stream of one lane on one device: forwards start one after the other.
 
     Args:
-        device: Where they run.
+        device: Device of the weights.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._lock = threading.Lock()
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # weights came by another stream, which this one does not wait for
+            torch.cuda.synchronize(device)  # weights were copied on another stream, which the new one does not wait for
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """In the block, whatever the thread asks of the device comes behind what was asked here before."""
+        """Open a block whose kernels run behind those of the blocks before it."""
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             if self._stream is not None:
@@ -44,29 +44,29 @@ class Launcher:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The weights of a model on one device, and what they have done."""
+    """Weights of a model on one device, with counters of their work."""
 
     device: torch.device
     towers: Mapping[Lane, Tower]
     launchers: Mapping[Lane, Launcher] = field(default_factory=dict)
-    """For the lanes whose forwards begin one after the other; those of others may all run at once."""
+    """Launchers of lanes whose forwards start one after the other. Forwards of other lanes run concurrently."""
     running: int = 0
-    """Forwards that have begun and not ended."""
+    """Forwards that have started and not ended."""
     batches: int = 0
     tokens: int = 0
     token_bytes: float = 0.0
-    """Memory that a forward takes for each token of its batch, on a GPU."""
+    """GPU memory of a forward, in bytes for each token of its batch."""
 
     def launching(self, lane: Lane) -> AbstractContextManager[None]:
-        """See `Launcher`."""
+        """Open a block that launches a forward; see `Launcher.launching`."""
         return self.launchers[lane].launching() if lane in self.launchers else nullcontext()
 
 
 class Replicas:
-    """Those of one model, each on a device of its own. Any thread may use it.
+    """Replicas of one model, each on a device of its own. Thread-safe.
 
     Args:
-        replicas: At least one, all of the same weights.
+        replicas: At least one, all with the same weights.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -77,14 +77,14 @@ class Replicas:
         return iter(self._replicas)
 
     @contextmanager
-    def freest(self, tokens: int) -> Iterator[Replica]:
-        """The one with the fewest forwards, which the block adds one to.
+    def least_busy(self, tokens: int) -> Iterator[Replica]:
+        """Open a block that runs a forward on the replica with the fewest forwards.
 
         Args:
-            tokens: Of that forward.
+            tokens: Tokens of the forward.
         """
         with self._lock:
-            replica = min(self._replicas, key=lambda one: one.running)
+            replica = min(self._replicas, key=lambda replica: replica.running)
             replica.running += 1
         try:
             yield replica
@@ -97,6 +97,11 @@ class Replicas:
     def statistics(self) -> tuple[ReplicaStatistics, ...]:
         with self._lock:
             return tuple(
-                ReplicaStatistics(device=str(one.device), running=one.running, batches=one.batches, tokens=one.tokens)
-                for one in self._replicas
+                ReplicaStatistics(
+                    device=str(replica.device),
+                    running=replica.running,
+                    batches=replica.batches,
+                    tokens=replica.tokens,
+                )
+                for replica in self._replicas
             )

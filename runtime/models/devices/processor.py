@@ -1,4 +1,4 @@
-"""What this processor is quick at, where what it says of itself does not tell."""
+"""Choice of bfloat16 or float32 on this processor, by measurement or by its features."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ log = get_logger("staged_pool.models")
 _TOKENS: Final = 256
 _WIDTH: Final = 768
 _INNER: Final = 3072
-"""Of the product that is tried: a batch at the wide layer of a BERT-base. It takes a few milliseconds."""
+"""Size of the measured product: 256 tokens at the wide layer of a BERT-base. It takes a few milliseconds."""
 
 _TRIES: Final = 5
-_WORTH_IT: Final = 1.2
-"""bfloat16 rounds to eight bits. For less than this it is not taken."""
+_LEAST_GAIN: Final = 1.2
+"""Speedup that bfloat16 must reach: it rounds to eight bits, so a smaller gain is not worth it."""
 
 
 def bfloat16_pays(ops: Any = torch.ops) -> bool:
-    """Find out, by trying, that the CPU multiplies matrices in bfloat16 much quicker than in float32.
+    """Measure whether the CPU multiplies matrices in bfloat16 much faster than in float32.
 
-    Where it has no instruction for it, that is not tried: emulated, it is slower than any other. Where it has one, that
-    says little: without its matrix unit, which a hypervisor may hide, a processor may do half as much in bfloat16.
+    Without an instruction for it there is no measurement: emulated bfloat16 is always slower. With one it may still be
+    slower, because a hypervisor may hide the matrix unit; Intel processors then reach half the speed of float32.
 
     Args:
-        ops: The operators of this build of torch.
+        ops: Operators of this build of torch.
     """
     able = capabilities()
     if not (able.get("avx512_bf16") or able.get("amx_bf16")) or not has_prepacked(torch.bfloat16, ops):
@@ -43,17 +43,17 @@ def bfloat16_pays(ops: Any = torch.ops) -> bool:
         log.info("model.no_bfloat16", reason=str(error))
         return False
     log.info("model.bfloat16", times_as_quick=round(gain, 2))
-    return gain > _WORTH_IT
+    return gain > _LEAST_GAIN
 
 
 def bfloat16_usually_pays(ops: Any = torch.ops) -> bool:
-    """The same by what the processor says of itself, without a stopwatch: it has a matrix unit, or is an AMD with
-    bfloat16.
+    """Predict `bfloat16_pays` from processor features, without a measurement.
 
-    Without the matrix unit, Intel's processors multiply at half the speed of float32.
+    It pays with a matrix unit, and on an AMD with bfloat16. Without the matrix unit, Intel processors multiply at half
+    the speed of float32.
 
     Args:
-        ops: The operators of this build of torch.
+        ops: Operators of this build of torch.
     """
     able = capabilities()
     quick = able.get("amx_bf16") or (able.get("avx512_bf16") and "AMD" in str(able.get("cpu_name")))
@@ -61,7 +61,7 @@ def bfloat16_usually_pays(ops: Any = torch.ops) -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """What a product takes on one thread, of weights that were laid out for it; the quickest of a few tries counts."""
+    """Measure a product with prepacked weights on one thread: the fastest of a few tries, in seconds."""
     linear = PrepackedLinear(torch.randn(_INNER, _WIDTH).to(dtype), None)
     x, quickest = torch.randn(_TOKENS, _WIDTH).to(dtype), math.inf
     with threads_kept(), torch.inference_mode():

@@ -1,1 +1,1 @@
-"""What is made of token vectors: one module a kind of head, each from its spec."""
+"""Heads on token vectors and image features: one module for each kind."""

@@ -1,4 +1,4 @@
-"""Build the heads of a model from what was understood of its folder."""
+"""Construction of the heads of a text model, from the specs of its folder."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from staged_pool.stages.errors import ConfigError
 def build_heads(
     folder: ModelFolder, loaded: Loaded, transformer: PackedTransformer, tokenizer: Tokenizer, *, max_tokens: int
 ) -> dict[Output, Head]:
-    """What the folder says is on top of its transformer, by what it gives. A dense model also gives its token vectors.
+    """Build the heads on top of a transformer, by output. A dense model also gives its token vectors.
 
     Args:
-        folder: What was read of it.
+        folder: Settings read from the folder.
         loaded: Its checkpoint.
-        transformer: The transformer of that, not yet changed.
-        tokenizer: The folder's own.
+        transformer: Transformer of the checkpoint, before any speedup.
+        tokenizer: Tokenizer of the folder.
         max_tokens: Longest input of the model.
 
     Raises:
-        ConfigError: Weights of a head are missing or do not fit, or a head is not one that can be run by itself.
+        ConfigError: Weights of a head are missing or do not fit, or the head cannot run apart from its model.
     """
     device = transformer.model.device
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
             case OwnVectorSpec():
-                raise ConfigError("a text has no vector of the checkpoint's own")
+                raise ConfigError("the checkpoint makes no vector of a text by itself")
             case DenseSpec():
                 heads[Output.DENSE] = DenseHead(spec, transformer.width, loaded.whole, loaded.base)
             case LabelsSpec():
@@ -69,19 +69,19 @@ def build_heads(
                 if not isinstance(own, nn.Linear | None):
                     raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
                 heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, transformer.width, device, own)
-    # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
+    # Not for CLIP: without a projection, its token vectors cannot be compared with those of its patches.
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), transformer.width, device)
-    if isinstance(largest := heads.get(Output.SPARSE), TokenWeightsHead):
-        heads[Output.TOKEN_WEIGHTS] = EachTokenHead(largest)
+    if isinstance(sparse := heads.get(Output.SPARSE), TokenWeightsHead):
+        heads[Output.TOKEN_WEIGHTS] = EachTokenHead(sparse)
     return heads
 
 
 def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:
-    """See that the tokenizer has the answers that are read of a language model, before its weights are.
+    """Check, before the weights load, that the answers of a generative reranker are single tokens.
 
     Raises:
-        ConfigError: One of them is not a single token, or both are the same one.
+        ConfigError: An answer is not a single token, or both are the same token.
     """
     for spec in heads:
         if isinstance(spec, LogitScoreSpec):
@@ -89,10 +89,10 @@ def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:
 
 
 def _answer_ids(spec: LogitScoreSpec, tokenizer: Tokenizer) -> tuple[int, int | None]:
-    """The ids of the answers that mean yes and no; one of yes alone where nothing means no.
+    """Return the token ids of the answers that mean yes and no; None if no answer means no.
 
     Raises:
-        ConfigError: One of them is not a single token, or both are the same one, which makes all scores equal.
+        ConfigError: An answer is not a single token, or both are the same token.
     """
     true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
     if true is None:
@@ -106,17 +106,17 @@ def _answer_ids(spec: LogitScoreSpec, tokenizer: Tokenizer) -> tuple[int, int | 
 
 
 def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
-    """The id of an answer: an entry of the vocabulary in its own spelling, or a text that is one token.
+    """Return the token id of an answer: a vocabulary entry, or a text that is one token.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The answer is neither.
     """
     if not isinstance(token, str):
         return token
     if (found := tokenizer.token_to_id(token)) is not None:
         return int(found)
     pieces = tokenizer.encode(token, add_special_tokens=False)
-    # A token that stands for what is unknown spells something else.
+    # One token, but the unknown token: it decodes to another text.
     if len(pieces.ids) == 1 and (read := str(tokenizer.decode(pieces.ids)).strip()) != token:
         raise ConfigError(
             f"the tokenizer has no token {token!r}, so the model cannot be asked for it: it is read as {read!r}"

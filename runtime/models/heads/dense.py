@@ -1,4 +1,4 @@
-"""One vector for each sequence: a pooling of its token vectors, and the modules that follow."""
+"""Head for one vector of each sequence: a pooling, and the modules behind it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import end_pool, pool
 
 _WRONG_END = 2
-"""The id of the end in configs of CLIP that were written before transformers had it right: the tokenizer's differs."""
+"""End token id in old configs of CLIP. It is wrong: the tokenizer has another."""
 
 
 class DenseHead:
-    """Rows are views of one [sequences, width] array, before the normalisation at the end of the chain.
+    """Head for one vector of each sequence, without the final normalization.
+
+    Its rows are views of one [sequences, width] array.
 
     Args:
         spec: See `DenseSpec`.
         token_width: Values of a token vector.
-        whole: The checkpoint. Layers of its own are copied.
-        base: The transformer in it that gives the token vectors.
+        whole: The checkpoint; the layers that the spec names are copied.
+        base: Transformer of the checkpoint that gives the token vectors.
 
     Raises:
         ConfigError: Weights of the modules are missing or do not fit.

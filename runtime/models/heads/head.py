@@ -1,4 +1,4 @@
-"""What every head is: token vectors of a batch in, one value for each sequence out, once the device has made it."""
+"""Interface of heads: from the token vectors of a batch to one output."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 
 
 class Head(Protocol):
-    """Makes one output of a model. Called on the device's thread, in inference mode."""
+    """Head that computes one output of a model. Called on a device thread, in inference mode."""
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        """Begin to make this output of each sequence; what is returned gives them, on the host.
+        """Start to compute the output.
 
         Args:
-            hidden: [tokens, width], in the dtype of the weights: the last layer's token vectors.
-            batch: Where each sequence lies, and what is known of it.
+            hidden: [tokens, width], in the dtype of the weights: token vectors of the last layer.
+            batch: The sequences of the batch.
+
+        Returns:
+            A function that waits for the output and returns its value for each sequence, on the host.
         """
         ...
 
     def parameters(self) -> int:
-        """How many the head has of its own."""
+        """Return the number of weights of the head."""
         ...

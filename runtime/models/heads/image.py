@@ -1,4 +1,4 @@
-"""What is made of images: a vector, a vector for each patch, or labels."""
+"""Heads on image features: a vector, a vector for each patch, or labels."""
 
 from __future__ import annotations
 
@@ -20,27 +20,31 @@ from staged_pool.stages.errors import ConfigError
 
 
 class ImageHead(Protocol):
-    """Makes one output of a model of images. Called on the device's thread, in inference mode."""
+    """Head that computes one output of images. Called on a device thread, in inference mode."""
 
     def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
-        """What this output is for each image, on the host."""
+        """Start to compute the output.
+
+        Returns:
+            A function that waits for the output and returns its value for each image, on the host.
+        """
         ...
 
     def parameters(self) -> int:
-        """How many the head has beside those of the model."""
+        """Return the number of weights of the head, without those of the model."""
         ...
 
 
 class ImageVector:
-    """One vector for each image, before the normalisation at the end of the chain.
+    """Head for one vector of each image, without the final normalization.
 
     Args:
-        spec: What makes it.
-        sample: What the model makes of some images.
+        spec: Pooling and modules, or modules behind the checkpoint's own vector.
+        sample: Features of test images.
         whole: The checkpoint.
 
     Raises:
-        ConfigError: The model makes no vector of images by itself, or weights of the modules do not fit.
+        ConfigError: The model makes no vector of an image by itself, or weights of the modules do not fit.
     """
 
     width: int
@@ -72,7 +76,7 @@ class ImageVector:
 
 
 class PatchVectors:
-    """The last layer's vectors of each image: of its patches, and of what the model puts before them."""
+    """Head for the last layer's vectors of each image: its patches, and the model's extra tokens."""
 
     def parameters(self) -> int:
         return 0
@@ -80,12 +84,12 @@ class PatchVectors:
     def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
         assert features.hidden is not None
         vectors, ends = begin_readback(features.hidden), np.cumsum(features.counts)
-        # Copies: a row that is kept must not keep those of the whole batch.
+        # Copies: a view in the result cache would keep the vectors of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), ends[:-1])]
 
 
 class ImageLabels:
-    """One logit for each label, as the checkpoint's own class makes them."""
+    """Head for one logit of each label, as the checkpoint's class computes them."""
 
     def parameters(self) -> int:
         return 0
@@ -97,15 +101,15 @@ class ImageLabels:
 
 
 def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: ImageFeatures) -> dict[Output, ImageHead]:
-    """What the folder says is made of images, by what it gives. A model of images alone also gives their patches.
+    """Build the heads on image features, by output. A model without texts also gives patch vectors.
 
     Args:
-        folder: What was read of it.
+        folder: Settings read from the folder.
         whole: Its checkpoint.
-        sample: What that makes of some images.
+        sample: Features of test images.
 
     Raises:
-        ConfigError: See `ImageVector`; or there are not as many logits as labels.
+        ConfigError: See `ImageVector`; or the number of logits is not that of the labels.
     """
     heads: dict[Output, ImageHead] = {}
     for spec in folder.image_heads:
@@ -117,7 +121,7 @@ def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: Image
                     raise ConfigError(f"{type(whole).__name__} does not give {len(folder.labels)} logits for an image")
                 heads[Output.LABELS] = ImageLabels()
             case _:
-                raise ConfigError(f"{type(spec).__name__} is nothing that is made of images")
+                raise ConfigError(f"{type(spec).__name__} cannot be computed from images")
     if Output.DENSE in heads and not folder.heads:
         heads[Output.MULTI_VECTOR] = PatchVectors()
     return heads

@@ -1,4 +1,4 @@
-"""The tower that images go through: a reader, the part of a model that looks at them, and its heads."""
+"""Tower of images: a reader, an image encoder, and the heads on its features."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from staged_pool.stages.work import Prepared
 log = get_logger("staged_pool.models")
 
 _SAMPLES: Final = ((224, 224), (96, 320), (400, 150))
-"""Heights and widths of the images that a model is tried with; no two of them have the same shape."""
+"""Heights and widths, in pixels, of the test images; all shapes differ."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageTower:
-    """See `Tower`; its payloads are images."""
+    """Tower of images, see `Tower`; its payloads are images."""
 
     architecture: str
     reader: ImageReader
@@ -43,7 +43,7 @@ class ImageTower:
     max_tokens: int
     parameters: int
     extra_tokens: int
-    """Vectors that the transformer computes for an image beside those of its patches."""
+    """Vectors of an image besides those of its patches, such as a class token's."""
     samples: Sequence[Pixels]
 
     @property
@@ -63,7 +63,10 @@ class ImageTower:
         return [self._prepare(given) for given in inputs]
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-        """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
+        """Start one batch; see `Tower.launch`.
+
+        Pixels go to the device as bytes, and are scaled there. One copy brings each output back.
+        """
         images = cast("Sequence[PreparedImage]", payloads)
         features = self.encoder.encode([image.pixels for image in images])
         return {output: self.heads[output](features) for output in images[0].outputs}
@@ -77,8 +80,8 @@ class ImageTower:
         image = _lone_image(given)
         if image is None:
             message = (
-                "This model reads one image or one text at a time, and no conversations of both: send them as inputs "
-                "of their own."
+                "This model reads one image or one text per input, and no conversations of both: send them as separate "
+                "inputs."
             )
             return InvalidInput(message, param="messages")
         try:
@@ -86,7 +89,7 @@ class ImageTower:
         except InvalidInput as error:
             return error
         tokens = self._tokens(pixels)
-        # Images of one batch are of one shape, unless they come as patches and can be padded.
+        # Images of a batch have one shape, unless they come as patches and can be padded.
         shape = None if self.encoder.any_shape else pixels.values.shape
         return Prepared(
             PreparedImage(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs)
@@ -97,7 +100,7 @@ class ImageTower:
 
 
 def _lone_image(given: ModelInput) -> Image | None:
-    """The image that an input is, also where it is all that a conversation holds. None: there is more to it."""
+    """Return the image of an input, or of a conversation that holds nothing else; None for other inputs."""
     match given.source:
         case Image() as image:
             return image
@@ -108,12 +111,12 @@ def _lone_image(given: ModelInput) -> Image | None:
 
 
 def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loaded: Loaded) -> ImageTower:
-    """Build the tower that a folder describes, in the fastest form that is found to be right.
+    """Build the tower that a folder describes, in the fastest form that is right.
 
     Args:
-        name: Of the model, for the log.
-        folder: What was read of it.
-        reader: Of its images.
+        name: Name of the model, for the log.
+        folder: Settings read from the folder.
+        reader: Prepares its images.
         loaded: Its checkpoint.
 
     Raises:
@@ -153,7 +156,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
 
 
 def _patches(pixels: Pixels, encoder: ImageEncoder) -> int:
-    """How many the model cuts an image into, or has been given of it."""
+    """Return the number of patches of an image."""
     if encoder.any_shape:
         return len(pixels.values)
     edge = encoder.image.config.patch_size
@@ -162,14 +165,16 @@ def _patches(pixels: Pixels, encoder: ImageEncoder) -> int:
 
 
 def _check_fit(encoder: ImageEncoder, pixels: Pixels) -> None:
-    """Refuse a folder whose image processor makes what its model does not take, and say it in terms of its files."""
+    """Reject a folder whose image processor does not fit its model.
+
+    Raises:
+        ConfigError: One makes patches and the other takes pixels, or the reverse, or their patches differ in size.
+    """
     config = encoder.image.config
     patches = pixels.grid is not None
     if patches != encoder.any_shape:
         made, wanted = ("patches", "pixels") if patches else ("pixels", "patches")
-        raise ConfigError(
-            f"the image processor makes {made} of images, and {type(encoder.image).__name__} takes {wanted}"
-        )
+        raise ConfigError(f"the image processor makes {made}, but {type(encoder.image).__name__} takes {wanted}")
     if patches:
         values = config.num_channels * config.patch_size**2
         if pixels.values.shape[1] != values:
@@ -180,7 +185,7 @@ def _check_fit(encoder: ImageEncoder, pixels: Pixels) -> None:
 
 
 def _misfit(encoder: ImageEncoder, pixels: Pixels, error: Exception) -> str:
-    """Why a model fails on an image: most often because its two configs do not agree on a size."""
+    """Explain why a model fails on an image: most often its configs disagree on a size."""
     name, size = type(encoder.image).__name__, getattr(encoder.image.config, "image_size", None)
     edges = pixels.values.shape[1:]
     if pixels.grid is None and isinstance(size, int) and edges != (size, size):
@@ -192,7 +197,10 @@ def _misfit(encoder: ImageEncoder, pixels: Pixels, error: Exception) -> str:
 
 
 def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
-    """A mosaic, as a caller would send it: no two sizes give the same one. Fine noise would look all the same."""
+    """Make an encoded test image: a mosaic that differs for each size.
+
+    Fine noise would give nearly the same features for all sizes.
+    """
     tiles = np.random.default_rng([height, width]).integers(256, size=(7, 7, 3), dtype=np.uint8)
     file = io.BytesIO()
     Pillow.fromarray(tiles).resize((width, height), Pillow.Resampling.NEAREST).save(file, "PNG")

@@ -1,4 +1,4 @@
-"""What every tower of a model is: a way in for the inputs of a lane, and all that is made of them."""
+"""Interface of towers: preprocessing and forwards of one lane."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
 Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
-"""What an input becomes: a payload, several of them, or what is wrong with it."""
+"""Result of preprocessing one input: a payload, several payloads, or an error."""
 
 
 class Tower(Protocol):
-    """FileReads inputs, and runs them through a transformer and its heads.
+    """Preprocessing, a transformer and its heads, for the inputs of one lane. Thread-safe.
 
-    A model of texts has one, and so has one of images; CLIP has both. A language model that sees has one for both
-    lanes. Every method may run in several threads at once.
+    A text model has one tower, an image model another; CLIP has both. The towers of a vision language model share one
+    transformer.
     """
 
     @property
@@ -29,7 +29,7 @@ class Tower(Protocol):
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """What a forward can give."""
+        """Outputs that a forward can compute."""
         ...
 
     @property
@@ -39,35 +39,38 @@ class Tower(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Of the longest input."""
+        """Longest input, in tokens."""
         ...
 
     @property
     def parameters(self) -> int:
-        """How many it has, with those of its heads."""
+        """Number of weights, heads included."""
         ...
 
     @property
     def pads(self) -> bool:
-        """Whether a batch costs its longest input times its items, rather than the sum of its tokens."""
+        """True: a batch costs its items times its longest input. False: the sum of its tokens."""
         ...
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
-        """Turn each input into what `compute` reads. Order and number are kept; payloads that do not fit in one batch
-        have different batch keys."""
+        """Prepare inputs for `launch`; returns one outcome for each, in order.
+
+        Payloads that cannot share a batch have different batch keys.
+        """
         ...
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-        """Begin to run one batch, in inference mode, on as many threads as are set. On the CPU it has ended then.
+        """Start one batch, in inference mode, with the current number of torch threads.
 
         Args:
             payloads: At least one, all of one batch key.
 
         Returns:
-            For each output that they ask for, what waits for it and gives what it is for each of them.
+            For each requested output a function that waits for it and returns its value for each payload. On the CPU
+            the forward has already ended.
         """
         ...
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[Payload]:
-        """A batch to try the tower with, for all that it gives: inputs of so many tokens each, or as near as may be."""
+        """Make a test batch for all outputs, with inputs of about these numbers of tokens."""
         ...

@@ -1,4 +1,4 @@
-"""The tower of a language model that inputs with images go through: its eyes, and what its texts go through, too."""
+"""Tower of inputs with images of a vision language model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
 _SAMPLE_PIXELS = (84, 56)
-"""Width and height of the image that a model is tried out with."""
+"""Width and height, in pixels, of the test image."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionLanguageTower:
-    """See `Tower`; its payloads are token sequences with images."""
+    """Tower of inputs with images, see `Tower`; its payloads are token sequences with images."""
 
     texts: TextTower
-    """What the model's other lane goes through: the same weights, which count there."""
+    """Tower of the other lane. It has the language model and the heads, and counts their weights."""
     reader: MultimodalReader
     image_embedder: ImageEmbedder
 
@@ -63,27 +63,30 @@ class VisionLanguageTower:
         return cast("Sequence[Outcome]", self.reader.read(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-        """Pixels go to the device as they were prepared, mostly as bytes; of each output one copy comes back."""
+        """Start one batch; see `Tower.launch`.
+
+        Pixels go to the device as they were prepared, mostly as bytes. One copy brings each output back.
+        """
         sequences, transformer = cast("Sequence[TokenSequence]", payloads), self.texts.transformer
         batch = transformer.pack(sequences)
         hidden = transformer.hidden(batch, self.image_embedder.embed(sequences))
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
-        """Images with words behind them up to these sizes; those that are too small for one have just that."""
+        """Make test inputs: an image, then words up to the size. A small size has just the image."""
         outputs, words = frozenset(self.texts.heads), self.texts.sample_ids
         return [self.image_embedder.sample_sequence(size, words, outputs) for size in sizes]
 
 
 def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:
-    """What of a checkpoint looks at images.
+    """Return the image embedder of a checkpoint.
 
     Args:
         loaded: The checkpoint.
-        reader: Prepares images as the folder wants them.
+        reader: Prepares images by the settings of the folder.
 
     Raises:
-        ConfigError: That is not as the weights want them.
+        ConfigError: These settings do not fit the weights.
     """
     layout = read_image_layout(loaded.base)
     if layout.merge is not None and layout.merge != reader.settings.merge_size:
@@ -95,7 +98,7 @@ def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:
 
 
 def _sample(reader: ImageReader) -> Pixels:
-    """An image of noise."""
+    """Make an encoded test image of noise."""
     width, height = _SAMPLE_PIXELS
     noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     encoded = io.BytesIO()
