@@ -16,7 +16,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.models.checkpoint.special_ids import with_note
+from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
 from staged_pool.runtime.models.devices.accelerators import (
@@ -154,11 +154,11 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
 
     All of this comes before the weights, which may take minutes, so that errors are found early.
     """
-    folder = with_note(found.folder)
+    folder = note_unknown_ids(found.folder)
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=found.name, note=note)
-    for note in folder.doubts:
+    for note in folder.warnings:
         log.warning("model.assumed", model=found.name, note=note)
     if not folder.heads:
         return folder, None

@@ -73,7 +73,7 @@ def build_card(
         torch_threads=tuning().threads,
         forward_workers=max(len(replicas), config.forward_workers or 1),
         launched_ahead=0 if replicas[0].device.type == "cpu" else 1,
-        notes=(*folder.doubts, *folder.notes, *(source.notes if source is not None else ())),
+        notes=(*folder.warnings, *folder.notes, *(source.notes if source is not None else ())),
         load_s=0.0,
     )
 

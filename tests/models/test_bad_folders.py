@@ -122,7 +122,7 @@ WRONG_WEIGHTS: dict[str, tuple[Change, str]] = {
     "cut at the end": (cut(slice(-100)), "model.safetensors: the weights are damaged"),
     "a pointer": (
         write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
-        "model.safetensors: is a pointer of Git LFS, not the weights: fetch them with `git lfs pull`",
+        "model.safetensors: is a Git LFS pointer, not the weights: fetch them with `git lfs pull`",
     ),
     "of another width": (
         reshape("embeddings.word_embeddings.weight", 1500, 16),
@@ -135,11 +135,11 @@ WRONG_WEIGHTS: dict[str, tuple[Change, str]] = {
     ),
     "of more layers": (
         edit("config.json", num_hidden_layers=2),
-        "FOLDER: the weights have layers that config.json does not speak of, such as encoder.layer.2.",
+        "FOLDER: the weights have more layers than config.json, such as encoder.layer.2.",
     ),
     "an index without the file": (
         sharded(remove("part-2.safetensors")),
-        "model.safetensors.index.json: names 'part-2.safetensors', which is not there",
+        "model.safetensors.index.json: names 'part-2.safetensors', which does not exist",
     ),
     "an index with an empty file": (sharded(write("part-2.safetensors", "")), "part-2.safetensors: the file is empty"),
     "an index that is no JSON": (sharded(write(INDEX, "{")), "model.safetensors.index.json: cannot be read as JSON"),
@@ -168,7 +168,7 @@ WRONG_SETTINGS: dict[str, tuple[Change, str]] = {
     "no architecture": (edit("config.json", model_type=None), "config.json: model_type is missing"),
     "an architecture of its own": (
         edit("config.json", model_type="mine", auto_map={"AutoModel": "modeling.Mine"}),
-        "config.json: auto_map={'AutoModel': 'modeling.Mine'} asks for code of its own",
+        "config.json: auto_map={'AutoModel': 'modeling.Mine'} asks for the folder's own code",
     ),
     "no heads": (edit("config.json", num_attention_heads=0), "FOLDER: the transformer cannot be loaded: "),
     "a width that is a text": (edit("config.json", hidden_size="32"), "FOLDER: the transformer cannot be loaded: "),
@@ -223,7 +223,7 @@ WRONG_TOKENIZERS: dict[str, tuple[Change, str]] = {
         remove("tokenizer.json", "tokenizer_config.json"),
         "FOLDER: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt",
     ),
-    "without words": (no_words, "the tokenizer knows no words: its vocabulary is missing or empty"),
+    "without words": (no_words, "the tokenizer has no words: its vocabulary is missing or empty"),
     "no JSON": (write("tokenizer.json", "{"), "tokenizer.json: cannot be read as JSON"),
     "no tokenizer": (write_object("tokenizer.json", {}), "FOLDER: the tokenizer cannot be loaded: "),
     "settings that are no JSON": (write("tokenizer_config.json", "{"), "tokenizer_config.json: cannot be read as JSON"),
@@ -232,7 +232,7 @@ WRONG_TOKENIZERS: dict[str, tuple[Change, str]] = {
         only_python,
         "FOLDER: CanineTokenizer is written in Python; a tokenizer.json is needed",
     ),
-    "larger than the model": (fewer_rows, "the tokenizer knows 1500 tokens, but the weights only 1000"),
+    "larger than the model": (fewer_rows, "the tokenizer has 1500 tokens, but the weights have only 1000"),
 }
 
 
@@ -284,7 +284,7 @@ def test_code_of_its_own_for_a_decoder_is_refused_unless_the_folder_says_which_w
 ) -> None:
     folder = shutil.copytree(tiny_folder("qwen3-last"), tmp_path / "model")
     edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen3Model"})
-    assert "auto_map={'AutoModel': 'modeling_qwen.Qwen3Model'} asks for code of its own" in rejection(folder)
+    assert "auto_map={'AutoModel': 'modeling_qwen.Qwen3Model'} asks for the folder's own code" in rejection(folder)
     edit_json(folder / "config.json", is_causal=False)
     assert load_model(EngineConfig(model=str(folder))).card.architecture == "Qwen3Model"
 
@@ -295,7 +295,7 @@ def test_a_model_that_only_a_newer_transformers_has_names_the_version(
 ) -> None:
     monkeypatch.setattr("staged_pool.runtime.models.folders.files.CONFIG_MAPPING", {"bert": object})
     edit_json(folder / "config.json", model_type=kind)
-    assert rejection(folder).endswith(f"to transformers {hf.__version__}, but to {FIRST_VERSION[kind]} and newer")
+    assert rejection(folder).endswith(f"to transformers {hf.__version__}; {FIRST_VERSION[kind]} and newer know it")
 
 
 def test_what_was_understood_is_one_line_of_the_log(tiny_folder: TinyFolder, logged: list[dict[str, object]]) -> None:

@@ -117,13 +117,13 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "clip",
             edit("config.json", architectures=["CLIPForImageClassification"]),
-            "config.json: architectures names CLIPForImageClassification, and only CLIPModel is supported",
+            "config.json: architectures names CLIPForImageClassification, but only CLIPModel is supported",
             id="CLIP that classifies",
         ),
         pytest.param(
             "vit-labels",
             edit("config.json", model_type="swin", architectures=["SwinForImageClassification"]),
-            "config.json: model_type='swin' is not a model of images that is supported: clip, siglip, siglip2, vit, "
+            "config.json: model_type='swin' is not supported; supported image models: clip, siglip, siglip2, vit, "
             "dinov2, dinov2_with_registers, dinov3_vit",
             id="another classifier",
         ),
@@ -176,13 +176,13 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "vit-st-mean",
             lambda folder: write_modules(folder, ("Normalize", {})),
-            "modules.json: the Transformer must be followed by a Pooling, the chain is Transformer -> Normalize",
+            "modules.json: the Transformer must be followed by a Pooling, but the chain is Transformer -> Normalize",
             id="no pooling",
         ),
         pytest.param(
             "bert-mean",
             lambda folder: write_modules(folder, first="sentence_transformers.models.CLIPModel"),
-            "config.json: model_type='bert' is not a model of images that is supported: clip, siglip, siglip2, vit, "
+            "config.json: model_type='bert' is not supported; supported image models: clip, siglip, siglip2, vit, "
             "dinov2, dinov2_with_registers, dinov3_vit",
             id="CLIPModel of texts",
         ),
@@ -213,7 +213,7 @@ def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> Non
     torch.manual_seed(7)
     EVERY["colpali"](tmp_path)
     if is_older("transformers", "5.5"):
-        said = f"config.json: ColPaliForRetrieval of transformers {hf.__version__} is not supported, that of 5.5 on is"
+        said = f"config.json: ColPaliForRetrieval needs transformers 5.5 or newer; {hf.__version__} is installed"
         assert rejection(tmp_path) == said
     else:
         model = load_model(EngineConfig(model=str(tmp_path), torch_threads=1))
@@ -223,7 +223,7 @@ def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize("task", ["score", "sparse"])
 def test_a_model_of_images_is_asked_for_nothing_else(task: str, tiny_folder: TinyFolder) -> None:
     message = rejection(tiny_folder("clip"), task=task)
-    assert message == f"task='{task}': clip is a model of images (model_type='clip')"
+    assert message == f"task='{task}': clip is an image model (model_type='clip')"
 
 
 def test_vectors_of_texts_and_images_must_be_as_wide(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_two_numbers_of_labels_are_refused(folder: Path) -> None:
 
 def test_a_gap_in_the_labels_is_refused(folder: Path) -> None:
     change(folder, id2label={"0": "bad", "2": "good"})
-    assert rejection(folder) == "config.json: id2label must have the keys 0 to 1, one a label"
+    assert rejection(folder) == "config.json: id2label must have the keys 0 to 1, one per label"
 
 
 @pytest.mark.parametrize("name", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid"])
@@ -372,7 +372,7 @@ def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> Non
 
 def test_an_encoder_with_a_decoder_is_refused(folder: Path) -> None:
     change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
-    assert "BartForSequenceClassification reads its labels off a decoder, which is not supported" in rejection(folder)
+    assert "BartForSequenceClassification computes labels from a decoder, which is not supported" in rejection(folder)
 
 
 def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder: Path) -> None:
@@ -384,7 +384,7 @@ def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder:
     assert np.array_equal(pair_logits(pickled, PAIRS), pair_logits(safe, PAIRS))
     torch.save(tensors | {"extra": Remembers(folder / "ran")}, folder / "pytorch_model.bin")
     assert rejection(folder).endswith(
-        "hold more than tensors (exec): loading them may run code that is in them. Convert them to "
+        "hold more than tensors (exec): loading them may run code from the file. Convert them to "
         "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
     )
     assert not (folder / "ran").exists()
@@ -404,7 +404,7 @@ class Remembers:
 
 
 def test_a_score_of_several_labels_is_refused(tiny_folder: TinyFolder) -> None:
-    assert "has 3 labels, and a score is one number" in rejection(tiny_folder("ce-nli-3label"), task="score")
+    assert "has 3 labels, but a score needs exactly one" in rejection(tiny_folder("ce-nli-3label"), task="score")
 
 
 def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder) -> None:

@@ -159,7 +159,7 @@ def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("modules.json", [], "modules.json: must begin with a Transformer, begins with nothing"),
+        ("modules.json", [], "modules.json: must begin with a Transformer, but begins with nothing"),
         ("modules.json", [7], "modules.json[0]: must be an object"),
         ("modules.json", [{"path": ""}], "modules.json[0]: type is missing"),
         ("modules.json", [{"type": 7}], "modules.json[0]: type=7 must be of type str"),
@@ -176,12 +176,12 @@ def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint
         (
             "modules.json",
             [{"type": "sentence_transformers.models.StaticEmbedding"}],
-            "modules.json: must begin with a Transformer, begins with StaticEmbedding",
+            "modules.json: must begin with a Transformer, but begins with StaticEmbedding",
         ),
         (
             "modules.json",
             [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Dense"}],
-            "modules.json: the Transformer must be followed by a Pooling, the chain is Transformer -> Dense",
+            "modules.json: the Transformer must be followed by a Pooling, but the chain is Transformer -> Dense",
         ),
         ("1_Pooling/config.json", {"pooling_mode": 7}, "pooling_mode=7 must be a name or a list of names"),
         ("1_Pooling/config.json", {"pooling_mode": "attention"}, "pooling_mode='attention' is not known"),
@@ -190,7 +190,7 @@ def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "max_seq_length='many' must be of type int"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "must be feature-extraction"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is not supported"),
-        ("config_sentence_transformers.json", {"model_type": "SomeEncoder"}, "this is a SomeEncoder"),
+        ("config_sentence_transformers.json", {"model_type": "SomeEncoder"}, "model_type='SomeEncoder' is not"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query' is not among the prompts"),
         ("config_sentence_transformers.json", {"prompts": {"query": 7}}, "prompts['query'] must be a text"),
         ("config_sentence_transformers.json", {"truncate_dim": True}, "truncate_dim=True must be of type int"),

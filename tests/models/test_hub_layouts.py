@@ -71,8 +71,8 @@ TWICE = {"type": "ntk", "factor": 2.0}
 ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
 CODE = {"AutoModel": "modeling_mine.MineModel"}
 QUANTISED = "the weights are quantised"
-MERGE = "merge it into the weights of org/base (merge_and_unload of peft), and serve what that saves"
-HEAD = "whose head is not supported: vectors without it would not be its results; --task embed"
+MERGE = "merge it into the weights of org/base (merge_and_unload of peft), save the result, and serve that folder"
+HEAD = "whose head is not supported: without it the model's results would be wrong; --task embed"
 LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 PARTS = {"regression_layer__weight": (19, 32), "gating__weight__layers__0__weight": (4, 32)}
 
@@ -213,8 +213,8 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "a transformer with layers of its own": (
         after(like("bert-mean"), with_tensors(encoder__layer__0__attention__self__q_norm__weight=(8,))),
-        "encoder.layer.0.attention.self.q_norm.weight of the weights would not be read by BertModel: its transformer "
-        "differs from that of transformers",
+        "encoder.layer.0.attention.self.q_norm.weight of the weights would not be read by BertModel: its architecture "
+        "differs from this class of transformers",
     ),
     "weights that are missing": (
         after(like("bert-mean"), without_tensor("encoder.layer.1.output.dense.weight")),
@@ -222,23 +222,23 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "T5 with its decoder": (
         t5_whole,
-        "writes texts with a decoder: it is no pooling model; --task embed (task='embed') reads its encoder alone",
+        "generates text with a decoder: it is not a pooling model; --task embed (task='embed') uses its encoder alone",
     ),
     "bart-large-mnli": (
         after(like("bert-plain"), claims("BartForSequenceClassification", model_type="bart")),
-        "BartForSequenceClassification reads its labels off a decoder, which is not supported",
+        "BartForSequenceClassification computes labels from a decoder, which is not supported",
     ),
     "BART with its decoder": (
         after(like("bert-plain"), claims("BartForConditionalGeneration", model_type="bart")),
-        "BartForConditionalGeneration, which writes texts with a decoder: it is no pooling model",
+        "BartForConditionalGeneration, which generates text with a decoder: it is not a pooling model",
     ),
     "DPR": (
         after(like("bert-plain"), claims("DPRQuestionEncoder", model_type="dpr")),
-        "an encoder of DPR, whose class keeps its vector in a form of its own",
+        "an encoder of DPR in its original layout: serve the sentence-transformers folder of the same model",
     ),
     "CLIP's tower of texts": (
         after(like("bert-plain"), claims("CLIPTextModel", model_type="clip_text_model")),
-        "model_type='clip_text_model' is one tower of a model of two: serve the folder of the whole model",
+        "model_type='clip_text_model' is one tower of a model with two: serve the folder of the whole model",
     ),
     "JinaBERT": (
         after(
@@ -256,7 +256,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "Whisper": (
         after(like("bert-plain"), claims("WhisperForConditionalGeneration", model_type="whisper")),
-        "model_type='whisper' reads audio, and not texts: it is not supported",
+        "model_type='whisper' reads audio, not text: it is not supported",
     ),
     "nomic-embed-vision": (
         after(
@@ -269,7 +269,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "Swin": (
         after(like("dinov2"), claims("SwinModel", model_type="swin")),
-        "model_type='swin' reads images, and not texts: it is not supported; of models of images only clip, ",
+        "model_type='swin' reads images, not text: it is not supported; supported image models: clip, ",
     ),
     "ColModernVBERT": (
         after(like("bert-plain"), claims("ColModernVBertForRetrieval", model_type="colmodernvbert", vision_config={})),
@@ -277,7 +277,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "code of its own": (
         after(like("bert-plain"), claims("MineModel", model_type="mine", auto_map=CODE)),
-        "asks for code of its own, which is not run unless trust_remote_code (--trust-remote-code) is set",
+        "asks for the folder's own code, which is not run unless trust_remote_code (--trust-remote-code) is set",
     ),
     "GTE with scaled attention": (gte("NewModel", logn_attention_scale=True), "logn_attention_scale=True"),
     "GTE with mixed NTK": (
@@ -286,25 +286,25 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "an adapter alone": (
         files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, tokenizer_config={}),
-        f"adapter_config.json: the folder holds an adapter alone (LORA): {MERGE}",
+        f"adapter_config.json: the folder has only an adapter (LORA): {MERGE}",
     ),
     "an adapter of sentence-transformers": (
         files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, modules={}),
         MERGE,
     ),
-    "GLiNER": (files(gliner_config={"model_name": "deberta"}), "gliner_config.json: the folder is of GLiNER"),
-    "open_clip": (files(open_clip_config={"model_cfg": {}}), "open_clip_config.json: the folder is of open_clip"),
+    "GLiNER": (files(gliner_config={"model_name": "deberta"}), "gliner_config.json: this is a GLiNER model"),
+    "open_clip": (files(open_clip_config={"model_cfg": {}}), "open_clip_config.json: this is an open_clip model"),
     "diffusers": (
         files(model_index={"_class_name": "StableDiffusionPipeline"}),
-        "model_index.json: the folder is of diffusers",
+        "model_index.json: this is a diffusers model",
     ),
     "timm": (
         files(config={"architecture": "vit_base", "num_features": 768, "pretrained_cfg": {}}),
-        "the folder is of timm",
+        "this is a timm model",
     ),
     "model2vec": (
         files(config={"model_type": "model2vec", "architectures": ["StaticModel"]}),
-        "the folder is of model2vec",
+        "this is a model2vec model",
     ),
     "GGUF alone": (only("model-q4.gguf"), "no config.json; found only weights in GGUF"),
     "ONNX alone": (after(like("bert-mean"), only("onnx/model.onnx")), "found only a graph in ONNX"),
@@ -313,17 +313,17 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     "a variant alone": (after(like("bert-plain"), only("model.fp16.safetensors")), "rename it to model.safetensors"),
     "parts without an index": (
         after(like("bert-plain"), only("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")),
-        "some parts of the weights, but no model.safetensors.index.json that lists them",
+        "shards of the weights, but no model.safetensors.index.json that lists them",
     ),
     "a missing part": (
         after(
             like("bert-plain"), pickled_in_parts, lambda folder: (folder / "pytorch_model-00002-of-00002.bin").unlink()
         ),
-        "pytorch_model.bin.index.json: names 'pytorch_model-00002-of-00002.bin', which is not there",
+        "pytorch_model.bin.index.json: names 'pytorch_model-00002-of-00002.bin', which does not exist",
     ),
     "a page of errors as weights": (
         after(like("bert-plain"), only(pytorch_model__bin="<html>404</html>")),
-        "pytorch_model.bin: is not a file of weights that torch has written",
+        "pytorch_model.bin: is not a weights file written by torch",
     ),
     "a pickle that is cut": (
         after(
@@ -373,8 +373,8 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "texts in the chat template": (
         after(qwen3_lm, pooled("lasttoken"), modalities(text=LAST_STATE, message={**LAST_STATE, "format": "flat"})),
-        "sentence_bert_config.json: modality_config: message: sentence-transformers puts every text of this folder "
-        "into the chat template, which is not supported",
+        "sentence_bert_config.json: modality_config: message: sentence-transformers would render every text "
+        "by this folder's chat template, which is not supported",
     ),
     "the state of an inner layer": (
         after(
@@ -389,7 +389,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "positions scaled in no way": (
         after(qwen3_lm, pooled("lasttoken"), scaled(rope_scaling={"factor": 4.0})),
-        "config.json: rope_scaling: factor=4.0 without a rope_type would have no effect",
+        "config.json: rope_scaling: factor=4.0 has no effect without a rope_type",
     ),
     "positions scaled in two ways": (
         after(
@@ -397,7 +397,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
             pooled("lasttoken"),
             scaled(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters={"rope_type": "default"}),
         ),
-        "say different types: keep one of them",
+        "have different types: remove one of them",
     ),
     "positions scaled by a text": (
         after(qwen3_lm, pooled("lasttoken"), scaled(rope_scaling={"type": "yarn", "factor": "4.0"})),
@@ -418,10 +418,10 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     **{
         name: (
             partial(write_modules, first=f"sentence_transformers.models.{name}"),
-            f"modules.json: must begin with a Transformer, begins with {name}: {cause}",
+            f"modules.json: must begin with a Transformer, but begins with {name}: {cause}",
         )
         for name, cause in {
-            "StaticEmbedding": "a table of vectors without a transformer is not supported",
+            "StaticEmbedding": "static token vectors without a transformer are not supported",
             "Router": "several chains by role are not supported",
             "Asym": "several chains by role are not supported",
         }.items()

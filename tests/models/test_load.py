@@ -93,7 +93,7 @@ def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
     auto_map = {"AutoModel": "modeling.Mine"}
     change(folder / "config.json", model_type="mine", auto_map=auto_map)
     assert rejection(folder) == (
-        f"config.json: auto_map={auto_map!r} asks for code of its own, which is not run unless trust_remote_code "
+        f"config.json: auto_map={auto_map!r} asks for the folder's own code, which is not run unless trust_remote_code "
         "(--trust-remote-code) is set"
     )
 
@@ -101,7 +101,7 @@ def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
 def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path) -> None:
     change(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
     change_weights(folder, embeddings_position_embeddings_weight=None)
-    assert "its auto_map asks for code of its own, which was not run" in rejection(folder)
+    assert "its auto_map asks for the folder's own code, which was not run" in rejection(folder)
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:
@@ -116,9 +116,7 @@ def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
 
 def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
     transformers.ResNetConfig().save_pretrained(folder)
-    assert rejection(folder).startswith(
-        "config.json: model_type='resnet' reads images, and not texts: it is not supported"
-    )
+    assert rejection(folder).startswith("config.json: model_type='resnet' reads images, not text: it is not supported")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

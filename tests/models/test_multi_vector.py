@@ -288,7 +288,7 @@ def test_bge_m3_without_modules_is_pooled_as_bge_m3_is(copy: Callable[[str], Pat
     folder = copy("bge-m3")
     for name in ("modules.json", "sentence_bert_config.json"):
         (folder / name).unlink()
-    assert "as BGE-M3 has it" in read_folder(folder, task="sparse").notes[0]
+    assert "as in BGE-M3" in read_folder(folder, task="sparse").notes[0]
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
     found, wanted = (embed(each, TEXTS[:3], Output.DENSE).embeddings for each in (model, load_tiny("bge-m3")))
     assert np.abs(found - wanted).max() < TOLERANCE
@@ -376,7 +376,7 @@ def no_normalisation(folder: Path) -> None:
         ("colbert-pylate", edited(SETTINGS, skiplist_words=[1]), "skiplist_words must be texts"),
         ("colbert-pylate", edited(SETTINGS, similarity_fn_name="meanmaxsim"), "'meanmaxsim' is not supported"),
         ("colbert-st", module_of_another_kind, "module HierarchicalTokenPooling is not supported"),
-        ("colbert-st", no_normalisation, "must end by normalising"),
+        ("colbert-st", no_normalisation, "must be a Normalize"),
         ("colbert-st", edited("1_Dense/config.json", module_input_name="sentence_embedding"), "only token_embeddings"),
         ("colbert-st", edited("2_MultiVectorMask/config.json", keep_only_token_ids=[1]), "keep_only_token_ids"),
         ("colbert-st", edited("2_MultiVectorMask/config.json", skiplist_tasks="image"), "skiplist_tasks="),

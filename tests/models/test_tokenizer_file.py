@@ -91,11 +91,13 @@ def test_truncation_and_padding_in_the_file_neither_cut_nor_fill(name: str, tmp_
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("BERT with Unigram", "BertTokenizer of transformers reads all texts otherwise"),
-        pytest.param("XLM-R as RoBERTa", "RobertaTokenizer of transformers reads all texts otherwise", marks=NAMED),
-        ("BERT, cased", "BertTokenizer of transformers reads capitals, accents otherwise"),
-        ("BERT behind NFKC", "BertTokenizer of transformers reads compatibility forms otherwise"),
-        ("Llama as GPT-2", "GPT2Tokenizer of transformers reads numbers otherwise"),
+        ("BERT with Unigram", "BertTokenizer of transformers tokenizes all texts differently"),
+        pytest.param(
+            "XLM-R as RoBERTa", "RobertaTokenizer of transformers tokenizes all texts differently", marks=NAMED
+        ),
+        ("BERT, cased", "BertTokenizer of transformers tokenizes capitals, accents differently"),
+        ("BERT behind NFKC", "BertTokenizer of transformers tokenizes compatibility forms differently"),
+        ("Llama as GPT-2", "GPT2Tokenizer of transformers tokenizes numbers differently"),
         ("XLM-R", "blanks, line ends, CJK, emoji"),
         ("BERT, cased and said to be lower", "do_lower_case=true, but tokenizer.json does not, which is followed"),
         ("Llama without the first token", "add_bos_token=false, but tokenizer.json puts '<s>' before texts"),
@@ -368,7 +370,7 @@ def test_a_class_in_python_that_does_something_else_is_rejected(tmp_path: Path) 
     (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)))
     settings = {"tokenizer_class": "EsmTokenizer", **BERT}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="tokenizer_class='EsmTokenizer' is written in Python, and reads words"):
+    with pytest.raises(ConfigError, match="tokenizer_class='EsmTokenizer' is written in Python and tokenizes words"):
         load(folder)
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: how transformers multiplies tokens with the weights of the experts that are chosen for them."""
+"""Choice of the matrix product for mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.models")
 
 
-def run_experts_where_they_can(model: PreTrainedModel) -> None:
-    """Have experts computed one after the other where torch cannot multiply by those of all tokens in one call.
+def select_experts_implementation(model: PreTrainedModel) -> None:
+    """Compute experts one by one if torch lacks a grouped product for the device.
 
-    transformers takes the one call wherever torch has it; torch 2.8 has it for some GPUs only.
+    transformers selects the grouped product if torch has that function, but torch 2.8 implements it for some GPUs only.
     """
     if getattr(model.config, "_experts_implementation", None) != "grouped_mm" or _grouped(model.device, model.dtype):
         return
@@ -24,10 +24,10 @@ def run_experts_where_they_can(model: PreTrainedModel) -> None:
 
 
 def _grouped(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try the product that transformers would take."""
+    """Try the grouped product; True if it works or transformers brings its own."""
     product = getattr(nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if product is None:
-        return True  # transformers has a way of its own then
+        return True  # transformers then uses its own implementation
     rows = torch.ones(16, 16, dtype=dtype, device=device)
     ends = torch.tensor([16], dtype=torch.int32, device=device)
     try:

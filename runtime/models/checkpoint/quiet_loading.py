@@ -1,4 +1,4 @@
-"""Run loaders of transformers without their output, and turn their errors into ours."""
+"""Context managers for transformers' loaders: no output, and errors as `ConfigError`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LOADER_ERRORS: Final = (
     OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError, ArithmeticError,
     AssertionError, StrictDataclassError,
 )  # fmt: skip
-"""What transformers raises for files that it cannot read."""
+"""Exceptions that transformers raises for files it cannot read."""
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from printing bars and reports while it loads: what matters in them is checked here.
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing progress bars and load reports; the callers check the reports.
 
-    Its switches are process-wide, so that a host's own loading in another thread is quiet for as long.
+    The switches are process-wide: loads in other threads of the host process are quiet for the same time.
     """
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -42,12 +42,12 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def unusable(folder: ModelFolder, what: str) -> Iterator[None]:
-    """Raise a `ConfigError` where a library cannot read a file of the folder.
+def loading_errors(folder: ModelFolder, what: str) -> Iterator[None]:
+    """Raise a `ConfigError` when a library cannot read a file of the folder.
 
     Args:
-        folder: What was read of the folder.
-        what: The part that is being loaded, for the message.
+        folder: The settings read from the folder.
+        what: The part being loaded, for the message.
     """
     try:
         yield
@@ -58,19 +58,19 @@ def unusable(folder: ModelFolder, what: str) -> Iterator[None]:
                 f"config.json: rope_type={error.args[0]!r} is not known to transformers for "
                 f"model_type={folder.config.get('model_type')!r}"
             ) from error
-        said = " ".join(str(error).split())  # in one line
+        reason = " ".join(str(error).split())  # on one line
         kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
-        raise ConfigError(f"{folder.body}: {what} cannot be loaded: {kind}{said}") from error
+        raise ConfigError(f"{folder.body}: {what} cannot be loaded: {kind}{reason}") from error
     except (SafetensorError, pickle.UnpicklingError) as error:
         raise ConfigError(f"{folder.body}: the weights are damaged: {error}") from error
 
 
 def _rope_types(config: Mapping[str, Any]) -> set[object]:
-    """Rope types that a `config.json` names, in either spelling, for all layers or by the type of a layer."""
+    """Rope types in a `config.json`: of all layers or of each layer type."""
     found: set[object] = set()
     for field in ("rope_parameters", "rope_scaling"):
-        if isinstance(said := config.get(field), Mapping):
-            for part in (said, *said.values()):
+        if isinstance(given := config.get(field), Mapping):
+            for part in (given, *given.values()):
                 if isinstance(part, Mapping):
                     found |= {kind for name in ("rope_type", "type") if isinstance(kind := part.get(name), str)}
     return found

@@ -1,6 +1,6 @@
-"""Special tokens that config.json names by ids outside the vocabulary: there are none such.
+"""Special token ids of config.json that lie outside the vocabulary: each is cleared.
 
-Folders of models without padding say `pad_token_id: -1`, and transformers takes that for a token.
+Folders of models without padding have `pad_token_id: -1`, which transformers takes for a token id.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ _FIELDS: Final = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id"
 
 
 def unknown_ids(config: Mapping[str, Any], *, keeps_end: bool = False) -> Mapping[str, Any]:
-    """The fields that name ids outside the vocabulary, and what they are instead: None, or those of a list inside it.
+    """Find the fields whose ids lie outside the vocabulary.
 
     Args:
-        config: What config.json says of a model, or of its part that reads texts.
-        keeps_end: Whether the end of a text is left as it is: CLIP looks for it, and takes the first token instead.
+        config: `config.json` of a model, or of its part that reads text.
+        keeps_end: Leave `eos_token_id` as it is: CLIP searches for it, and pools the first token if it is not found.
+
+    Returns:
+        The corrected value of each such field: None, or the ids of a list that are inside the vocabulary.
     """
     rows = config.get("vocab_size")
     found: dict[str, Any] = {}
@@ -41,10 +44,10 @@ def unknown_ids(config: Mapping[str, Any], *, keeps_end: bool = False) -> Mappin
 
 
 def clear_unknown_ids(config: PreTrainedConfig, *, keeps_end: bool = False) -> Mapping[str, Any]:
-    """Change the fields of `unknown_ids` in a config of transformers.
+    """Correct the fields of `unknown_ids` in a transformers config.
 
     Returns:
-        What they were before.
+        Their values before the change.
     """
     found = unknown_ids(
         {field: getattr(config, field, None) for field in (*_FIELDS, "vocab_size")}, keeps_end=keeps_end
@@ -54,14 +57,14 @@ def clear_unknown_ids(config: PreTrainedConfig, *, keeps_end: bool = False) -> M
         given = getattr(config, field)
         try:
             setattr(config, field, value)
-        except LOADER_ERRORS:  # a class that has no None there, as EuroBERT has none of its mask token
+        except LOADER_ERRORS:  # the class does not accept None, such as EuroBERT for its mask token
             continue
         before[field] = given
     return before
 
 
-def with_note(folder: ModelFolder) -> ModelFolder:
-    """The folder with a note for the log, where its config.json names ids outside the vocabulary."""
+def note_unknown_ids(folder: ModelFolder) -> ModelFolder:
+    """Add a note for the log if config.json has ids outside the vocabulary."""
     found: dict[str, Any] = {}
     for part in (folder.config, folder.config.get("text_config")):
         if isinstance(part, Mapping):
@@ -69,26 +72,26 @@ def with_note(folder: ModelFolder) -> ModelFolder:
             found |= {field: part[field] for field in unknown}
     if not found:
         return folder
-    said = ", ".join(f"{field}={value!r}" for field, value in found.items())
-    note = f"config.json: {said}: not in the vocabulary, taken for none"
+    fields = ", ".join(f"{field}={value!r}" for field, value in found.items())
+    note = f"config.json: {fields}: not in the vocabulary, ignored"
     return replace(folder, notes=(*folder.notes, note))
 
 
 def check_without_padding(model: PreTrainedModel, given: int) -> None:
-    """Run a model whose padding token was cleared on two tokens.
+    """Run a model on two tokens after its padding token was cleared.
 
     Args:
-        model: The part that reads texts.
-        given: The id that config.json says.
+        model: The part that reads text.
+        given: The `pad_token_id` of config.json.
 
     Raises:
-        ConfigError: It does not run without one, as RoBERTa, which counts positions from that id.
+        ConfigError: The model needs a padding token, such as RoBERTa, which counts positions from its id.
     """
     try:
         with torch.inference_mode():
             model(input_ids=torch.tensor([[0, 1]], device=model.device))
     except LOADER_ERRORS as error:
         raise ConfigError(
-            f"config.json: pad_token_id={given} is no token of the vocabulary, and {type(model).__name__} does not run "
-            "without one: set it to the id of its padding token"
+            f"config.json: pad_token_id={given} is not in the vocabulary, and {type(model).__name__} needs a padding "
+            "token: set it to the id of that token"
         ) from error

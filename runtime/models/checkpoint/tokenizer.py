@@ -1,7 +1,7 @@
-"""Load the tokenizer of a model folder.
+"""Loader of a model folder's tokenizer.
 
-Token ids are those of `tokenizer.json` where the folder has one. What its class in transformers knows beyond them is
-read from `AutoTokenizer`: the chat template, the names of special tokens, and what the model is given.
+Token ids are those of `tokenizer.json` if the folder has that file. The chat template, the names of special tokens and
+the model's input names come from the tokenizer's class in transformers, by `AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from staged_pool.runtime.models.checkpoint.quiet_loading import LOADER_ERRORS, TOKENIZER_FILES, quiet, unusable
+from staged_pool.runtime.models.checkpoint.quiet_loading import (
+    LOADER_ERRORS,
+    TOKENIZER_FILES,
+    loading_errors,
+    quiet_transformers,
+)
 from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.probes import PROBES, differences, encoder
@@ -35,60 +40,62 @@ from staged_pool.runtime.models.tokenizing.tokenizer_file import (
 from staged_pool.runtime.requests import Side
 from staged_pool.stages.errors import ConfigError
 
-_SANE_TOKENS: Final = 10**9
-"""Tokenizers that know no longest input say a number beyond this."""
+_UNLIMITED_TOKENS: Final = 10**9
+"""A tokenizer without a longest input has a `model_max_length` beyond this."""
 
 
-_ANY_CLASS: Final = "TokenizersBackend"
-"""The class of transformers that wraps any file. It gives no token types; that of version 4, which version 5 takes for
-the same, gave them."""
+_GENERIC_CLASS: Final = "TokenizersBackend"
+"""The transformers class that wraps any `tokenizer.json`.
+
+It produces no token types, but its predecessor in transformers 4 did.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """What a folder says about turning text into tokens."""
+    """A folder's tokenizer and its settings."""
 
     backend: Tokenizer
-    """Neither cuts nor pads."""
+    """Without truncation and padding."""
     max_tokens: int | None
-    """The longest input that it declares. None: it declares none."""
+    """The longest input in the tokenizer's settings, in tokens. None: not set."""
     gives_types: bool
-    """Whether the model is given token types."""
+    """True if the model takes token types."""
     chat_template: str | None
-    """Jinja that makes one text of a conversation."""
+    """Jinja template that renders a conversation as one text."""
     special_tokens: Mapping[str, object]
     """The text of each special token by its name, such as `bos_token`."""
     padding: int | None = None
-    """The token that fills texts up. None: there is none."""
+    """Id of the padding token. None: there is none."""
     padding_side: str = "right"
     masks_padding: bool = True
-    """Whether the model is told which tokens are padding."""
+    """True if the attention mask hides padding from the model."""
     truncation_side: Side = "right"
-    """The end that is cut off a text where a request does not say it."""
+    """The end that is cut off a long text unless the request names one."""
     cleans_up: bool = False
-    """Whether blanks before punctuation are removed from decoded text."""
+    """Remove spaces before punctuation from decoded text."""
     notes: tuple[str, ...] = ()
-    """What was decided between the files of the folder, for the log."""
+    """Decisions between contradicting files of the folder, for the log."""
 
 
 def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedTokenizer:
     """Load the tokenizer of a folder.
 
     Args:
-        folder: What was read of it.
-        own_code: Whether code of the folder's own may run.
+        folder: The settings read from the folder.
+        own_code: True if the folder's own Python code may run.
 
     Raises:
-        ConfigError: There is none that can be used, only one in Python, or a setting is not supported.
+        ConfigError: There is no usable tokenizer, only one in Python, or a setting is not supported.
     """
     body = folder.body
     check_json(body, *TOKENIZER_FILES[1:])
     settings = read_settings(body)
     from_file = read_tokenizer_file(body)
-    known, notes = _class_of(folder, settings, own_code=own_code, has_file=from_file is not None)
-    # Some versions of transformers put the class that wraps any file in the place of one that they cannot build.
-    stands_in = type(known).__name__ == _ANY_CLASS and settings.class_name not in (None, _ANY_CLASS)
-    is_any = stands_in or bool(notes)
+    known, notes = _transformers_tokenizer(folder, settings, own_code=own_code, has_file=from_file is not None)
+    # Some versions of transformers use the generic class in place of a class that they cannot build.
+    is_replaced = type(known).__name__ == _GENERIC_CLASS and settings.class_name not in (None, _GENERIC_CLASS)
+    is_generic = is_replaced or bool(notes)
     if from_file is None:
         if not known.is_fast:
             raise ConfigError(f"{body}: {type(known).__name__} is written in Python; a {TOKENIZER_FILE} is needed")
@@ -96,13 +103,13 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         side = without_call_settings(backend)
     else:
         backend, side = from_file
-        notes = (*notes, *settings.notes, *_complete(backend, settings, _rows(folder.config)))
+        notes = (*notes, *settings.notes, *_apply_settings(backend, settings, _embedding_rows(folder.config)))
         if note := lower_texts(backend, type(known).__name__):
             notes = (*notes, note)
         backend.encode_special_tokens = False  # so that the ids of special tokens can be compared
         notes = (*notes, *_compare(body, backend, known))
     notes = (*notes, *add_ends(backend, settings, known.special_tokens_map))
-    # The probes above and those of special tokens are of ordinary text.
+    # Set last: the probes above need special tokens to be recognised in text.
     backend.encode_special_tokens = settings.splits_special_tokens
     declared, templates = known.model_max_length, known.chat_template
     special_tokens = {
@@ -113,9 +120,9 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     padding = special_tokens.get("pad_token")
     return LoadedTokenizer(
         backend=backend,
-        max_tokens=int(declared) if 0 < declared < _SANE_TOKENS else None,
+        max_tokens=int(declared) if 0 < declared < _UNLIMITED_TOKENS else None,
         gives_types="token_type_ids" in known.model_input_names
-        or (is_any and not settings.names_inputs and _takes_types(folder.config)),
+        or (is_generic and not settings.names_inputs and _has_token_types(folder.config)),
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,
         special_tokens=special_tokens,
         padding=None if padding is None else backend.token_to_id(str(padding)),
@@ -127,16 +134,19 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     )
 
 
-def _class_of(
+def _transformers_tokenizer(
     folder: ModelFolder, settings: TokenizerSettings, *, own_code: bool, has_file: bool
 ) -> tuple[Any, tuple[str, ...]]:
-    """The tokenizer as transformers builds it, and a note for the log where another class stands in for its own.
+    """Build the tokenizer by its class in transformers.
 
-    Where `tokenizer.json` is there and its class cannot be built, the one that only wraps the file stands in.
+    If that class cannot be built and the folder has `tokenizer.json`, the generic class wraps the file instead.
+
+    Returns:
+        The tokenizer, and a note for the log if the generic class replaces its own.
     """
     body = folder.body
     given: dict[str, Any] = {"local_files_only": True, **settings.rewritten}
-    with quiet(), unusable(folder, "the tokenizer"):
+    with quiet_transformers(), loading_errors(folder, "the tokenizer"):
         if is_siglip_tokenizer(body):
             return PreTrainedTokenizerFast.from_pretrained(body, **given), ()
         try:
@@ -147,23 +157,25 @@ def _class_of(
             if not has_file or "trust_remote_code" in str(error):
                 raise
             known = PreTrainedTokenizerFast.from_pretrained(body, **given)
-            said = " ".join(str(error).split())
-            return known, (f"transformers cannot build the tokenizer's class, {TOKENIZER_FILE} is read alone: {said}",)
+            reason = " ".join(str(error).split())
+            return known, (
+                f"transformers cannot build the tokenizer's class, so only {TOKENIZER_FILE} is read: {reason}",
+            )
 
 
 def _check_readable(body: Path, class_name: str | None) -> None:
-    """Say why a folder without `tokenizer.json` has no tokenizer here, where that is known.
+    """Raise the cause if a folder without `tokenizer.json` cannot be read for a known reason.
 
     Raises:
-        ConfigError: The package that reads its vocabulary is not installed, or its class is of no known name.
+        ConfigError: The package that reads its vocabulary is not installed, or transformers lacks its class.
     """
-    spelled = next((file.name for file in sorted(body.glob("*.model")) if file.name != "tiktoken.model"), None)
+    sentencepiece = next((file.name for file in sorted(body.glob("*.model")) if file.name != "tiktoken.model"), None)
     ranks = next((file.name for file in sorted(body.glob("*tiktoken*"))), None)
     missing = [
         (file, package)
         for file, package, there in (
-            (spelled, "sentencepiece", is_sentencepiece_available()),
-            (spelled, "protobuf", is_protobuf_available()),
+            (sentencepiece, "sentencepiece", is_sentencepiece_available()),
+            (sentencepiece, "protobuf", is_protobuf_available()),
             (ranks, "tiktoken", find_spec("tiktoken") is not None),
         )
         if file is not None and not there
@@ -181,8 +193,8 @@ def _check_readable(body: Path, class_name: str | None) -> None:
         )
 
 
-def _complete(backend: Tokenizer, settings: TokenizerSettings, rows: int | None) -> Iterator[str]:
-    """Add to the file's tokenizer what the settings ask for; notes of it, and of what they contradict."""
+def _apply_settings(backend: Tokenizer, settings: TokenizerSettings, rows: int | None) -> Iterator[str]:
+    """Apply the folder's settings to the tokenizer; yield notes on changes and contradictions, for the log."""
     if settings.wants_mistral_fix:
         check_mistral_fix(backend)
     yield from add_declared_tokens(backend, settings.declared, rows)
@@ -190,10 +202,10 @@ def _complete(backend: Tokenizer, settings: TokenizerSettings, rows: int | None)
 
 
 def _compare(body: Path, backend: Tokenizer, known: Any) -> Iterator[str]:
-    """Compare the file's tokenizer with the class of transformers.
+    """Compare the tokenizer of the file with that of the transformers class; yield notes for the log.
 
     Raises:
-        ConfigError: The class is written in Python and does something else with texts, or it is SigLIP's and does.
+        ConfigError: The class is written in Python or is SigLIP's, and tokenizes a text differently.
     """
     if is_siglip_tokenizer(body):
         check_siglip_tokenizer(backend)
@@ -206,8 +218,8 @@ def _compare(body: Path, backend: Tokenizer, known: Any) -> Iterator[str]:
         )
         if found:
             raise ConfigError(
-                f"{SETTINGS}: tokenizer_class={name!r} is written in Python, and reads {', '.join(found)} otherwise "
-                f"than {TOKENIZER_FILE}: name the class of the file, such as PreTrainedTokenizerFast"
+                f"{SETTINGS}: tokenizer_class={name!r} is written in Python and tokenizes {', '.join(found)} "
+                f"differently from {TOKENIZER_FILE}: name the class of the file, such as PreTrainedTokenizerFast"
             )
         return
     other: Tokenizer = known.backend_tokenizer
@@ -215,25 +227,25 @@ def _compare(body: Path, backend: Tokenizer, known: Any) -> Iterator[str]:
     other.encode_special_tokens = False
     if found := differences(encoder(backend), encoder(other), more=special):
         kinds = "all texts" if len(found) > len(PROBES) else ", ".join(found)
-        yield f"{name} of transformers reads {kinds} otherwise than {TOKENIZER_FILE}, which is followed"
+        yield f"{name} of transformers tokenizes {kinds} differently from {TOKENIZER_FILE}, which is followed"
     around = [each.encode("x").ids for each in (backend, other)]
     pairs = [each.encode("x", "x").ids for each in (backend, other)]
     if not found and (around[0] != around[1] or pairs[0] != pairs[1]):
-        yield f"{name} of transformers puts other special tokens around texts than {TOKENIZER_FILE}, which is followed"
+        yield f"{name} of transformers adds other special tokens than {TOKENIZER_FILE}, which is followed"
 
 
 def _texts(special_tokens: Mapping[str, object]) -> Sequence[str]:
     return [str(text) for each in special_tokens.values() for text in (each if isinstance(each, list) else [each])]
 
 
-def _takes_types(config: Mapping[str, Any]) -> bool:
-    """Whether the model tells the texts of a pair apart by token types."""
+def _has_token_types(config: Mapping[str, Any]) -> bool:
+    """True if the model distinguishes the texts of a pair by token types."""
     types = config.get("type_vocab_size")
     return isinstance(types, int) and types > 1
 
 
-def _rows(config: Mapping[str, Any]) -> int | None:
-    """Rows of the token embedding, as far as config.json says it."""
+def _embedding_rows(config: Mapping[str, Any]) -> int | None:
+    """Rows of the token embedding by config.json; None if it does not say."""
     for part in (config, config.get("text_config"), config.get("vlm_config")):
         if isinstance(part, Mapping) and isinstance(size := part.get("vocab_size"), int):
             return size

@@ -1,7 +1,7 @@
-"""Refuse a checkpoint that holds weights which nothing reads.
+"""Check that rejects a checkpoint with unread weights.
 
-A weight that is left over belongs to a part of the model that is not run. Parts whose absence changes no result are
-listed here by their role; any other part is named, and the folder is rejected.
+An unread weight belongs to a part of the model that is not run. Parts whose absence changes no result are listed here
+by their role. Any other unread weight rejects the folder, by name.
 """
 
 from __future__ import annotations
@@ -16,81 +16,89 @@ from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec,
 from staged_pool.stages.errors import ConfigError
 
 _DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
-"""Numbers of layers in the name of a weight."""
+"""Layer numbers in the name of a weight."""
 
-_COMPUTED: Final = re.compile(
+_COMPUTED_BUFFERS: Final = re.compile(
     r"(^|\.)(position_ids|token_type_ids|inv_freq|original_inv_freq|cos_cached|sin_cached|cos_sin_cache"
     r"|num_batches_tracked|_extra_state|masked_bias|attn\.bias|attention\.bias|h\.\d+\.attn\.bias)$"
 )
-"""Buffers that older versions of transformers saved, and that each model computes for itself."""
+"""Buffers that older versions of transformers saved; the models compute them at load."""
 
 _POOLER: Final = re.compile(r"(^|\.)pooler\.")
-"""The layer on BERT's first token that only heads read."""
+"""BERT's pooler, the layer on the first token; only heads read its output."""
 
-_MASK: Final = re.compile(r"(^|\.)mask_token$")
-"""The vector that stood in the place of hidden patches in training."""
+_MASK_TOKEN: Final = re.compile(r"(^|\.)mask_token$")
+"""The vector that replaces masked patches in training."""
 
-_PRETRAINING: Final = re.compile(
+_PRETRAINING_HEADS: Final = re.compile(
     r"^(cls|lm_head|lm_loss|lm_predictions|mask_predictions|predictions|sop_classifier|pred_layer|embed_out"
     r"|discriminator_predictions|generator_predictions|generator_lm_head|vocab_transform|vocab_layer_norm"
     r"|vocab_projector|entity_predictions|splinter_qass|decoder|head\.(dense|norm))(\.|$)|^final_logits_bias$"
 )
-"""Heads of pretraining: what fills in or continues a text, and the decoder behind an encoder."""
+"""Pretraining heads (masked and causal language modelling), and the decoder behind an encoder."""
 
 _NEXT_SENTENCE: Final = re.compile(r"^cls\.seq_relationship\.")
-"""A part of BERT's pretraining head that lies beside the one that fills in masked tokens."""
+"""BERT's next sentence head, saved beside the masked language modelling head."""
 
-_LABELS: Final = re.compile(r"^(classifier|pre_classifier|score|sequence_summary|classification_head)\.")
-"""Heads that give labels, which a folder with `modules.json` does not use."""
+_LABEL_HEADS: Final = re.compile(r"^(classifier|pre_classifier|score|sequence_summary|classification_head)\.")
+"""Classification heads, which a folder with `modules.json` does not use."""
 
 
-def check_leftovers(folder: ModelFolder, whole: PreTrainedModel, base: PreTrainedModel, left: Iterable[str]) -> None:
-    """Reject a checkpoint with weights that nothing reads, unless they change no result.
+def check_unread_weights(
+    folder: ModelFolder, whole: PreTrainedModel, base: PreTrainedModel, left: Iterable[str]
+) -> None:
+    """Reject a checkpoint with unread weights, unless their absence changes no result.
 
     Args:
-        folder: What was read of it.
-        whole: The model that was made of the checkpoint.
+        folder: The settings read from the folder.
+        whole: The model loaded from the checkpoint.
         base: Its transformer; the same as `whole` for an encoder.
-        left: Names of the weights in the checkpoint that `whole` has no place for.
+        left: Names of the weights in the checkpoint that are not weights of `whole`.
 
     Raises:
         ConfigError: Names some of the weights.
     """
-    names = [name for name in left if not any(known.search(name) for known in (_COMPUTED, _POOLER, _MASK))]
+    names = [
+        name for name in left if not any(known.search(name) for known in (_COMPUTED_BUFFERS, _POOLER, _MASK_TOKEN))
+    ]
     names = sorted(set(names) - set(_read_by_heads(folder)))
-    if more := _of_other_layers(whole, names):
-        raise ConfigError(
-            f"{folder.body}: the weights have layers that config.json does not speak of, such as {more[0]}"
-        )
+    if more := _in_extra_layers(whole, names):
+        raise ConfigError(f"{folder.body}: the weights have more layers than config.json, such as {more[0]}")
     parts = {name for name, _ in base.named_children()}
     inside = [name for name in names if _part(name, base) in parts]
     if inside:
         raise ConfigError(
-            f"{folder.body}: {_some(inside)} of the weights would not be read by {type(whole).__name__}: its "
-            "transformer differs from that of transformers, and gives other vectors"
+            f"{folder.body}: {_sample(inside)} of the weights would not be read by {type(whole).__name__}: its "
+            "architecture differs from this class of transformers, so its vectors would be wrong"
         )
     used = {name for name, part in whole.named_children() if whole is not base and part is not base}
     unknown = [name for name in names if not _is_harmless(name, folder, used)]
     if unknown:
         raise ConfigError(
-            f"{folder.body}: {_some(unknown)} of the weights would not be read by {type(whole).__name__}: they belong "
-            "to a head that is not supported; --task embed (task='embed') reads the transformer alone, as an "
+            f"{folder.body}: {_sample(unknown)} of the weights would not be read by {type(whole).__name__}: they "
+            "belong to a head that is not supported; --task embed (task='embed') uses the transformer alone, as an "
             "embedding model"
         )
 
 
 def _is_harmless(name: str, folder: ModelFolder, used: Collection[str]) -> bool:
-    """Say of a weight outside the transformer that no result depends on it; `used` are parts that results do."""
+    """True if no result depends on this weight, which is outside the transformer.
+
+    Args:
+        name: Name of the weight.
+        folder: The settings read from the folder.
+        used: Names of the model's parts that results depend on.
+    """
     if name.partition(".")[0] in used:
         return bool(_NEXT_SENTENCE.search(name))
-    if folder.reading == "user" or _PRETRAINING.search(name):
+    if folder.decided_by == "user" or _PRETRAINING_HEADS.search(name):
         return True
     bare = folder.architecture in ("encoder", "image encoder")
-    return bare and folder.reading == "folder" and bool(_LABELS.search(name))
+    return bare and folder.decided_by == "folder" and bool(_LABEL_HEADS.search(name))
 
 
 def _read_by_heads(folder: ModelFolder) -> Iterable[str]:
-    """Weights that heads take from the checkpoint's own file."""
+    """Names of the weights that heads read from the checkpoint's own file."""
     for spec in folder.heads:
         modules = spec.modules if isinstance(spec, MultiVectorSpec) else ()
         projections = [spec.projection] if isinstance(spec, TokenWeightsSpec) else modules
@@ -100,17 +108,17 @@ def _read_by_heads(folder: ModelFolder) -> Iterable[str]:
                 yield module.bias or ""
 
 
-def _of_other_layers(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Weights that have a place in a layer of which the model has fewer."""
+def _in_extra_layers(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Weights of layers beyond the model's last one."""
     layers = {_DIGITS.sub("#", name) for name in model.state_dict() if _DIGITS.search(name)}
     return [name for name in names if _DIGITS.sub("#", name) in layers]
 
 
 def _part(name: str, base: PreTrainedModel) -> str:
-    """The part of the transformer that a weight belongs to, by its name."""
+    """Name of the part of the transformer that a weight belongs to."""
     return name.removeprefix(f"{base.base_model_prefix}.").partition(".")[0]
 
 
-def _some(names: list[str]) -> str:
+def _sample(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

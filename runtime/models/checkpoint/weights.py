@@ -1,4 +1,4 @@
-"""Load the transformer of a model folder: local files, and no code of the folder's own unless the user trusts it."""
+"""Loader of a model folder's weights: local files only, and no code of the folder without trust."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from staged_pool.runtime.models.checkpoint.experts import run_experts_where_they_can
-from staged_pool.runtime.models.checkpoint.quiet_loading import quiet, unusable
+from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
+from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, quiet_transformers
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
-from staged_pool.runtime.models.checkpoint.unread_weights import check_leftovers
+from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
 from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
 from staged_pool.runtime.models.specs.model import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
@@ -46,7 +46,7 @@ _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
     "causal language model": MODEL_FOR_CAUSAL_LM_MAPPING,
     "image classifier": MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
 }
-"""Classes of transformers by the class of their config."""
+"""Mappings of transformers from a config class to its model classes, by architecture."""
 
 _AUTO: Final[Mapping[Architecture, Any]] = {
     "encoder": AutoModel,
@@ -58,24 +58,24 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
     "image encoder": AutoModel,
     "image classifier": AutoModelForImageClassification,
 }
-"""What finds a class in the folder's own code."""
+"""Auto classes, which find a model class in the folder's own code."""
 
 _UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
-"""How torch names an object in a pickle that is not a tensor."""
+"""Torch's error for an object in a pickle that is not a tensor; a group holds the object's name."""
 
 
 class Loaded(NamedTuple):
-    """A checkpoint, as its own class."""
+    """A loaded checkpoint and its parts."""
 
     whole: PreTrainedModel
-    """With the head that the folder's architecture has; the same as `base` for an encoder."""
+    """The model with its head; the same as `base` for an encoder."""
     base: PreTrainedModel
-    """The transformer: of two, the one that reads texts."""
+    """The transformer that reads text."""
     image: PreTrainedModel | None = None
-    """The transformer that looks at images, where they have one to themselves."""
+    """The transformer that reads images. None: the model has no separate one."""
 
     def image_parameters(self) -> int:
-        """How many it has, with those of what follows it in the checkpoint."""
+        """Count the parameters of the image transformer and its projection."""
         if self.image is None:
             return 0
         parts = (
@@ -92,38 +92,56 @@ def load_transformer(
     own_code: bool = False,
     allow_pickle: bool = False,
 ) -> Loaded:
-    """The folder's transformer, in eval mode, with the head that `ModelFolder.architecture` says.
+    """Load the folder's model, in eval mode, with the head of `ModelFolder.architecture`.
 
     Args:
-        folder: What was read of it.
-        dtype: Of the weights.
-        device: Where they go.
-        own_code: Whether code of the folder's own may run.
-        allow_pickle: Whether pickled weights may run code that is in them. Bare tensors are read without.
+        folder: The settings read from the folder.
+        dtype: Data type of the weights.
+        device: Device of the weights.
+        own_code: True if the folder's own Python code may run.
+        allow_pickle: True if pickled weights may run the code in them. Pickles of bare tensors need no permission.
 
     Raises:
-        ConfigError: The architecture is not one of transformers; or the weights are not all there, do not fit, or
-            hold what nothing reads.
+        ConfigError: transformers lacks the architecture; or weights are missing, of another shape, or unread.
     """
-    sees = folder.architecture == "vision-language model"
-    bare = not sees and folder.architecture not in _WITH_HEAD
-    code = _own_code(folder)
-    with quiet(), unusable(folder, "the transformer"):
+    model, report, cleared = _load_checkpoint(folder, dtype=dtype, own_code=own_code, allow_pickle=allow_pickle)
+    _check_loaded(folder, model, report, own_code=own_code)
+    whole = model.eval().to(device)
+    select_experts_implementation(whole)
+    if folder.architecture == "two towers":
+        return Loaded(whole, whole.text_model, whole.vision_model)
+    base = _base(folder, whole)
+    if "pad_token_id" in cleared:
+        check_without_padding(base, cleared["pad_token_id"])
+    return Loaded(whole, base, base if folder.image_heads else None)
+
+
+def _load_checkpoint(
+    folder: ModelFolder, *, dtype: torch.dtype, own_code: bool, allow_pickle: bool
+) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Load the checkpoint by the class that fits it.
+
+    Returns:
+        The model, transformers' report on its weights, and the special token ids that were cleared in its config.
+    """
+    multimodal = folder.architecture == "vision-language model"
+    runs_code = _has_own_code(folder) and own_code
+    with quiet_transformers(), loading_errors(folder, "the transformer"):
         config = _config(folder, own_code=own_code)
         text_config = config.get_text_config()
         for each in (config, text_config):
             if hasattr(each, "use_cache"):
                 each.use_cache = False
         parts, towers = (config, text_config), folder.architecture == "two towers"
-        unknown = {name: i for part in parts for name, i in clear_unknown_ids(part, keeps_end=towers).items()}
+        cleared = {name: i for part in parts for name, i in clear_unknown_ids(part, keeps_end=towers).items()}
         model_class = (
-            _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
+            _AUTO[folder.architecture] if runs_code and not multimodal else _model_class(config, folder.architecture)
         )
         wide = text_config if folder.images is not None else config
         if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
-        # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
-        takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
+        # No pooling here reads BERT's pooler, and many folders lack its weights. Heads do read it.
+        takes_pooler = _is_headless(folder) and "add_pooling_layer" in inspect.signature(model_class).parameters
         model, report = _read_weights(
             model_class,
             folder,
@@ -131,41 +149,56 @@ def load_transformer(
             config=config,
             dtype=dtype,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # refused below, with its name; transformers only logs that
+            ignore_mismatched_sizes=True,  # transformers only logs these; `_check_loaded` rejects them by name
             **({"add_pooling_layer": False} if takes_pooler else {}),
-            **({"trust_remote_code": True} if code and own_code else {}),
+            **({"trust_remote_code": True} if runs_code else {}),
         )
+    return model, report, cleared
+
+
+def _check_loaded(folder: ModelFolder, model: PreTrainedModel, report: Mapping[str, Any], *, own_code: bool) -> None:
+    """Reject weights that do not fit their class, and a class whose attention may differ.
+
+    Args:
+        folder: The settings read from the folder.
+        model: The loaded model.
+        report: transformers' report on its weights.
+        own_code: True if the folder's own Python code may run.
+
+    Raises:
+        ConfigError: Weights are missing, of another shape, or unread; or the folder's own code, which did not run,
+            may change the attention mask.
+    """
+    has_own_code = _has_own_code(folder)
     reshaped = {name for name, *_ in report["mismatched_keys"]}
     missing = reshaped | set(report["missing_keys"])
-    unread = ("pooler.",) if bare else ("lm_head.",) if sees else ()
+    multimodal = folder.architecture == "vision-language model"
+    unread = ("pooler.",) if _is_headless(folder) else ("lm_head.",) if multimodal else ()
     if unfit := sorted(name for name in missing if not any(part in name for part in unread)):
-        hint = f" (its auto_map asks for code of its own, which {'ran' if own_code else 'was not run'})" if code else ""
+        ran = "ran" if own_code else "was not run"
+        hint = f" (its auto_map asks for the folder's own code, which {ran})" if has_own_code else ""
         raise ConfigError(
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
             f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
-    check_leftovers(folder, model, _base(folder, model), report["unexpected_keys"])
-    if code and not own_code and _may_read_both_ways(folder, model):
+    check_unread_weights(folder, model, _base(folder, model), report["unexpected_keys"])
+    if has_own_code and not own_code and _may_be_bidirectional(folder, model):
         raise ConfigError(
-            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which may let texts be "
-            "read in both directions: set is_causal in config.json to say whether it does, or trust_remote_code "
-            "(--trust-remote-code) to run it"
+            f"config.json: auto_map={folder.config['auto_map']!r} asks for the folder's own code, which may make "
+            "attention bidirectional: set is_causal in config.json to true or false, or set trust_remote_code "
+            "(--trust-remote-code) to run the code"
         )
-    whole: PreTrainedModel = model.eval().to(device)
-    run_experts_where_they_can(whole)
-    if folder.architecture == "two towers":
-        return Loaded(whole, whole.text_model, whole.vision_model)
-    base = _base(folder, whole)
-    if "pad_token_id" in unknown:
-        check_without_padding(base, unknown["pad_token_id"])
-    return Loaded(whole, base, base if folder.image_heads else None)
+
+
+def _is_headless(folder: ModelFolder) -> bool:
+    return folder.architecture != "vision-language model" and folder.architecture not in _WITH_HEAD
 
 
 def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
-    """The config as its class in transformers has it, or a class of the folder's own."""
-    if folder.config.get("model_type") == "gte":  # the file may be one that asks for code of its own
+    """Read the config into its class of transformers or of the folder's own code."""
+    if folder.config.get("model_type") == "gte":  # the file itself may name the folder's own code
         if (native := getattr(transformers, "GteConfig", None)) is None:
-            known = f"transformers {transformers.__version__}, but to {FIRST_VERSION['gte']} and newer"
+            known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
             raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
         config: PreTrainedConfig = native.from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
@@ -175,10 +208,10 @@ def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
 
 
 def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, **settings: Any) -> tuple[Any, Any]:
-    """The model, and what transformers reports of its weights. Pickles are read as bare tensors, which runs no code.
+    """Load the weights and transformers' report on them. Pickles are first read as bare tensors, without code.
 
     Raises:
-        ConfigError: They hold more than that, and `allow_pickle` is not set.
+        ConfigError: A pickle holds more than tensors, and `allow_pickle` is not set.
     """
     read = partial(model_class.from_pretrained, output_loading_info=True, **settings)
     try:
@@ -190,7 +223,7 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
         if not allow_pickle:
             raise ConfigError(
                 f"{folder.body}: the weights are pickled (pytorch_model.bin) and hold more than tensors "
-                f"({found[1] or 'other objects'}): loading them may run code that is in them. Convert them to "
+                f"({found[1] or 'other objects'}): loading them may run code from the file. Convert them to "
                 "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
             ) from error
         model, report = read(None, state_dict=_unpickled(folder.body))
@@ -198,7 +231,7 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
 
 
 def _unpickled(body: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a pickled checkpoint; whatever else is in it is made, too, and may run code."""
+    """Read the tensors of a pickled checkpoint. This unpickles its other objects too, which may run code."""
     tensors: dict[str, torch.Tensor] = {}
     for name in weight_files(body):
         content = torch.load(body / name, map_location="cpu", weights_only=False)
@@ -207,45 +240,48 @@ def _unpickled(body: Path) -> dict[str, torch.Tensor]:
 
 
 def _base(folder: ModelFolder, whole: PreTrainedModel) -> PreTrainedModel:
-    """The transformer of a model with a head; an encoder is its own."""
+    """The transformer inside a model with a head; for an encoder, the model itself."""
     headed = folder.architecture in _WITH_HEAD or folder.architecture == "vision-language model"
     base: PreTrainedModel = whole.base_model if headed else whole
     return base
 
 
-def _may_read_both_ways(folder: ModelFolder, model: PreTrainedModel) -> bool:
-    """Whether the folder's own code may take the mask from a decoder, as several embedding models' does: the weights
-    do not tell."""
+def _may_be_bidirectional(folder: ModelFolder, model: PreTrainedModel) -> bool:
+    """True if the folder's own code may remove a decoder's causal mask.
+
+    Several embedding models do so, and their weights do not show it.
+    """
     own = folder.config["auto_map"]
     causal = any(getattr(module, "is_causal", False) for module in model.modules())
     return causal and "is_causal" not in folder.config and (not isinstance(own, dict) or "AutoModel" in own)
 
 
-def _own_code(folder: ModelFolder) -> bool:
-    """Whether the folder wants a model class of its own."""
+def _has_own_code(folder: ModelFolder) -> bool:
+    """True if the folder's own code defines its model class."""
     named = folder.config.get("auto_map")
     return bool(named) and (not isinstance(named, dict) or any(name != "AutoTokenizer" for name in named))
 
 
 def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
-    """The class that reads this config; only the encoder where there is a decoder beside it."""
+    """The model class of a config; of an encoder-decoder, the class of its encoder."""
     named = config.architectures or []
-    if architecture == "vision-language model":  # some are in no mapping, some find all weights by their own name only
+    if architecture == "vision-language model":
+        # Taken by its name: some are in no mapping, and some load all weights only as the class that saved them.
         own: type[PreTrainedModel] = getattr(transformers, named[0])
         if named[0].endswith("ForRetrieval") and own.base_model_prefix != "vlm":
             version = transformers.__version__
-            raise ConfigError(f"config.json: {named[0]} of transformers {version} is not supported, that of 5.5 on is")
+            raise ConfigError(f"config.json: {named[0]} needs transformers 5.5 or newer; {version} is installed")
         return own
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]
         if config.is_encoder_decoder and fitting:
             raise ConfigError(
-                f"config.json: {fitting[0].__name__} reads its labels off a decoder, which is not supported"
+                f"config.json: {fitting[0].__name__} computes labels from a decoder, which is not supported"
             )
         if config.is_encoder_decoder or not fitting:
             raise ConfigError(
-                f"config.json: architectures={named!r} is not a {architecture} that transformers has for "
+                f"config.json: architectures={named!r} is not a {architecture} of transformers for "
                 f"model_type={config.model_type!r}"
             )
         return fitting[0]
@@ -258,5 +294,5 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
 
 
 def _choices(found: Any) -> tuple[type[PreTrainedModel], ...]:
-    """The classes of an entry of a mapping, which is one, several, or None."""
+    """The classes of a mapping's entry: one class, a tuple of them, or None."""
     return () if found is None else found if isinstance(found, tuple) else (found,)

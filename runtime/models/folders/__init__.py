@@ -1,1 +1,1 @@
-"""Read model folders: what their files say, one module a kind of model. No weights are loaded here."""
+"""Readers of model folders' settings, one module per kind of model. No weights are loaded here."""

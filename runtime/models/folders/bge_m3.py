@@ -1,7 +1,7 @@
-"""Find the two heads that a folder of BGE-M3 has beside its pooling: weights of tokens, and a vector for each.
+"""The two extra heads of BGE-M3: sparse token weights, and one vector per token.
 
-Nothing but the files of their weights tells of them. What they compute is in https://arxiv.org/abs/2402.03216
-(section 3.2) and in its reference implementation, FlagEmbedding's `M3Embedder`.
+A folder shows them only by the files of their weights. Their formulas are in section 3.2 of
+https://arxiv.org/abs/2402.03216 and in the reference implementation, FlagEmbedding's `M3Embedder`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folders.special_tokens import special_tokens
+from staged_pool.runtime.models.folders.special_tokens import tokens_without_weight
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     HeadSpec,
@@ -26,12 +26,12 @@ _NAMES: Final = ("sparse_linear", "colbert_linear")
 
 
 def has_bge_m3_heads(body: Path) -> bool:
-    """Whether a transformer's folder holds the weights of at least one of them."""
+    """True if the transformer's folder holds the weights of at least one of these heads."""
     return any(_projection(body, name) is not None for name in _NAMES)
 
 
 def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
-    """The folder with the heads whose weights lie in it; as it was where there are none."""
+    """Add the heads whose weights the folder holds; without such weights, return the folder unchanged."""
     sparse, colbert = (_projection(folder.body, name) for name in _NAMES)
     if sparse is None and colbert is None:
         return folder
@@ -39,12 +39,12 @@ def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
     notes = folder.notes
     if not (folder.path / "modules.json").is_file():
         heads = [DenseSpec(pooling=("cls",), modules=(), normalize=True)]
-        notes = ("no modules.json: cls pooling with normalisation is assumed, as BGE-M3 has it",)
+        notes = ("no modules.json: cls pooling with normalisation is assumed, as in BGE-M3",)
     if sparse is not None:
-        heads.append(TokenWeightsSpec(projection=sparse, left_out=special_tokens(folder)))
+        heads.append(TokenWeightsSpec(projection=sparse, left_out=tokens_without_weight(folder)))
     if colbert is not None:
         heads.append(MultiVectorSpec(modules=(colbert,)))
-    first = special_tokens(folder)[0]
+    first = tokens_without_weight(folder)[0]
     roles = {role: RoleSettings(skipped_first=first) for role in ROLES} if colbert is not None else {}
     return replace(folder, heads=tuple(heads), roles=roles, notes=notes)
 

@@ -1,7 +1,7 @@
-"""Read what the folder of a model that gives labels says of them: names, activation, and what pairs look like.
+"""Label settings of a classifier or reranker folder: names, activation and pair form.
 
-Such folders are written by transformers (a checkpoint with a head), by the CrossEncoder of sentence-transformers (the
-same with an activation; since version 6 also a language model whose answer is read), or by hand.
+transformers writes such folders (a checkpoint with a head). So does the CrossEncoder of sentence-transformers: it adds
+an activation, and since version 6 it also saves LLM rerankers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CLASSIFIERS: Final[Mapping[str, Architecture]] = {
     "ForSequenceClassification": "sequence classifier",
     "ForTokenClassification": "token classifier",
 }
-"""How the classes of transformers that give labels end."""
+"""Name endings of the transformers classes that compute labels."""
 
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}
-"""Classes of `torch.nn`."""
+"""Activations by their class in `torch.nn`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelling:
-    """The fields of a `ModelFolder` that are about labels."""
+class LabelFields:
+    """The fields of a `ModelFolder` that concern labels and scores."""
 
     architecture: Architecture
     heads: tuple[HeadSpec, ...]
@@ -43,17 +43,17 @@ class Labelling:
     activation: Activation
     pair_template: PairForm | None = None
     notes: tuple[str, ...] = ()
-    """What had to be assumed, for the log."""
-    doubts: tuple[str, ...] = ()
-    """What was assumed on little evidence, for the log as a warning."""
+    """Assumptions, for the log."""
+    warnings: tuple[str, ...] = ()
+    """Assumptions on little evidence, logged as warnings."""
 
-    def fields(self) -> dict[str, Any]:
-        """By name."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def class_name(config: Mapping[str, Any]) -> str:
-    """The class of transformers that wrote a `config.json`; empty where it is not said.
+    """Name of the class in `architectures` of a `config.json`; empty if there is none.
 
     Raises:
         ConfigError: `architectures` is not a list of names.
@@ -65,7 +65,7 @@ def class_name(config: Mapping[str, Any]) -> str:
 
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is of a model that continues texts, such as `Qwen3ForCausalLM` or `GPT2LMHeadModel`.
+    """True for a model that continues texts, such as `Qwen3ForCausalLM` or `GPT2LMHeadModel`.
 
     Raises:
         ConfigError: See `class_name`.
@@ -74,7 +74,7 @@ def is_language_model(config: Mapping[str, Any]) -> bool:
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether it is a language model that reads from left to right.
+    """True for a language model with causal attention.
 
     Raises:
         ConfigError: See `class_name`.
@@ -83,7 +83,7 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def classifier_kind(config: Mapping[str, Any]) -> Architecture | None:
-    """Which kind of classifier a `config.json` is of; None where it is of none.
+    """The kind of classifier that a `config.json` names; None if it names none.
 
     Raises:
         ConfigError: See `class_name`.
@@ -98,24 +98,24 @@ def read_classifier(
     settings: JsonFile,
     *,
     pair_template: PairForm | None,
-) -> Labelling:
+) -> LabelFields:
     """Read a sequence or token classifier.
 
     Args:
-        kind: Which of them.
+        kind: "sequence classifier" or "token classifier".
         config: `config.json`.
         settings: `config_sentence_transformers.json`.
-        pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
+        pair_template: The prompt of a pair. None: two texts with the tokenizer's special tokens.
 
     Raises:
-        ConfigError: The labels cannot be read, or the activation is not known.
+        ConfigError: The labels are malformed, or the activation is not known.
     """
     labels = _labels(config)
     if kind == "token classifier":
-        return Labelling(
+        return LabelFields(
             architecture=kind, heads=(TokenLabelsSpec(),), scoring=None, labels=labels, activation="softmax"
         )
-    return Labelling(
+    return LabelFields(
         architecture=kind,
         heads=(LabelsSpec(),),
         scoring="cross-encoder" if len(labels) == 1 else None,
@@ -126,10 +126,10 @@ def read_classifier(
 
 
 def read_image_classifier(config: Mapping[str, Any]) -> tuple[tuple[str, ...], Activation]:
-    """Names of the labels of a classifier of images, in the order of their logits, and what makes scores of logits.
+    """Read the labels and the activation of an image classifier, labels in logit order.
 
     Raises:
-        ConfigError: The labels cannot be read.
+        ConfigError: The labels are malformed.
     """
     labels = _labels(config)
     return labels, _usual_activation(config, len(labels))
@@ -142,14 +142,14 @@ def read_logit_score(
     score: JsonFile,
     *,
     pair_template: PairForm | None,
-) -> Labelling:
-    """Read a language model whose answer is the score, as the CrossEncoder of sentence-transformers saves it.
+) -> LabelFields:
+    """Read an LLM reranker as the CrossEncoder of sentence-transformers saves it.
 
     Args:
         config: `config.json`.
         settings: `config_sentence_transformers.json`.
         transformer: `sentence_bert_config.json`.
-        score: `config.json` of its LogitScore.
+        score: `config.json` of the LogitScore module.
         pair_template: As for `read_classifier`.
 
     Raises:
@@ -163,7 +163,7 @@ def read_logit_score(
         for file, field in ((score, "module_input_name"), (transformer, "module_output_name"))
     )
     if logits != output:
-        raise ConfigError(f"{score.name}: module_input_name={logits!r} is not what the Transformer gives: {output!r}")
+        raise ConfigError(f"{score.name}: module_input_name={logits!r} is not the Transformer's output, {output!r}")
     return language_model(
         LogitScoreSpec(true_token=true, false_token=false),
         _named_activation(config, settings) or "sigmoid",
@@ -171,16 +171,16 @@ def read_logit_score(
     )
 
 
-def language_model(head: LogitScoreSpec, activation: Activation, template: PairForm | None, *notes: str) -> Labelling:
-    """A language model whose answer to a pair is the score.
+def language_model(head: LogitScoreSpec, activation: Activation, template: PairForm | None, *notes: str) -> LabelFields:
+    """Fields of an LLM reranker.
 
     Args:
-        head: Which logits the score is made of.
-        activation: What makes a score of them.
-        template: What the model reads of a pair.
-        notes: What had to be assumed.
+        head: The logits of the score.
+        activation: Maps their difference to the score.
+        template: The prompt of a pair.
+        notes: Assumptions, for the log.
     """
-    return Labelling(
+    return LabelFields(
         architecture="causal language model",
         heads=(head,),
         scoring="cross-encoder",
@@ -192,21 +192,21 @@ def language_model(head: LogitScoreSpec, activation: Activation, template: PairF
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the labels in the order of their logits; LABEL_0 and so on where they have none."""
+    """Names of the labels in the order of their logits; LABEL_0, LABEL_1, ... if the config has none."""
     file = JsonFile("config.json", config)
     names, count = file.get("id2label", dict, None), file.positive("num_labels")
     if names is None:
         return tuple(f"LABEL_{place}" for place in range(2 if count is None else count))
     places = {str(place): place for place in range(len(names))}
     if not names or set(map(str, names)) != set(places):
-        raise ConfigError(f"config.json: id2label must have the keys 0 to {max(len(names) - 1, 0)}, one a label")
+        raise ConfigError(f"config.json: id2label must have the keys 0 to {max(len(names) - 1, 0)}, one per label")
     if count is not None and count != len(names):
         raise ConfigError(f"config.json: num_labels={count}, but id2label names {len(names)} labels")
     return tuple(str(name) for _, name in sorted(names.items(), key=lambda item: int(item[0])))
 
 
 def _named_activation(config: Mapping[str, Any], settings: JsonFile) -> Activation | None:
-    """The activation that sentence-transformers has written down; None where it has not."""
+    """The activation that sentence-transformers saved with the model; None if it saved none."""
     file = JsonFile("config.json", config)
     inner = JsonFile("config.json: sentence_transformers", file.get("sentence_transformers", dict, {}))
     for place, field in (
@@ -225,7 +225,7 @@ def _named_activation(config: Mapping[str, Any], settings: JsonFile) -> Activati
 
 
 def _usual_activation(config: Mapping[str, Any], labels: int) -> Activation:
-    """What transformers' text classification does: it goes by the problem that the model was trained for."""
+    """The activation of transformers' text classification pipeline, chosen by `problem_type`."""
     problem = JsonFile("config.json", config).get("problem_type", str, None)
     if problem == "regression":
         return "identity"

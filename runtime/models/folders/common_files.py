@@ -1,4 +1,4 @@
-"""Read the files that most model folders have, whatever their models give: settings, no weights and no code."""
+"""Readers of the settings files that most model folders have."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.folders.foreign_formats import WEIGHT_FILES, check_quantization, file_names, name_cause
+from staged_pool.runtime.models.folders.foreign_formats import (
+    WEIGHT_FILES,
+    check_quantization,
+    describe_unreadable_weights,
+    file_names,
+)
 from staged_pool.runtime.models.folders.gte import with_native_config
-from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
+from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
 from staged_pool.stages.errors import ConfigError
 
 Level: TypeAlias = Literal["sentence_embedding", "token_embeddings"]
-"""What a module works on, as sentence-transformers names it: one vector for each input, or one for each token."""
+"""Input and output of a module in sentence-transformers' terms: one vector per input, or one per token."""
 
 _TRANSFORMER_FILES: Final = tuple(
     f"sentence_{kind}_config.json"
@@ -24,7 +29,7 @@ _TRANSFORMER_FILES: Final = tuple(
 
 
 def read_similarity(settings: JsonFile) -> Similarity | None:
-    """How the folder wants two vectors to be compared. None: it does not say."""
+    """The folder's similarity function. None: not set."""
     name = settings.get("similarity_fn_name", str, None)
     if name is not None and name not in get_args(Similarity):
         known = ", ".join(get_args(Similarity))
@@ -33,7 +38,13 @@ def read_similarity(settings: JsonFile) -> Similarity | None:
 
 
 def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
-    """The modules in order: the last part of each one's type, and its folder. Dropout does nothing here."""
+    """Read the chain of modules: the class name and the folder of each, in order.
+
+    Dropout is left out: it has no effect on inference.
+
+    Raises:
+        ConfigError: An entry is malformed, leads out of the folder, or is the folder's own code.
+    """
     chain = []
     for place, entry in enumerate(modules.content):
         module = JsonFile(f"{modules.name}[{place}]", entry)
@@ -53,7 +64,11 @@ def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
 
 
 def read_dense(folder: Path, *, root: Path, level: Level = "sentence_embedding") -> Dense:
-    """A Dense module, which must work on `level`."""
+    """Read a Dense module.
+
+    Raises:
+        ConfigError: A field is malformed, or the module does not work on `level`.
+    """
     file = required(folder / "config.json", root=root)
     expect_level(file, level)
     activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
@@ -70,7 +85,7 @@ def read_dense(folder: Path, *, root: Path, level: Level = "sentence_embedding")
 
 
 def read_prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
-    """All prompts by name, and the one that goes before every text."""
+    """Read all prompts by name, and the default prompt (empty: there is none)."""
     prompts = settings.get("prompts", dict, {})
     for name, text in prompts.items():
         if text is not None and not isinstance(text, str):
@@ -83,11 +98,15 @@ def read_prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
 
 
 def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
-    """The transformer's config. That its weights are there is checked here too, before anything is built."""
+    """Read the transformer's config, after a check that its weights exist and are not quantised.
+
+    Raises:
+        ConfigError: `config.json` or the weights are missing or not supported.
+    """
     config = required(body / "config.json", root=root)
     check_quantization(config.content, body)
     if not any((body / name).is_file() for name in WEIGHT_FILES):
-        cause = name_cause(file_names(body))
+        cause = describe_unreadable_weights(file_names(body))
         found = f": found {cause}" if cause else ""
         raise ConfigError(
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
@@ -97,7 +116,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
-    """What sentence-transformers keeps beside the transformer, under one of several names."""
+    """Read `sentence_bert_config.json` or the same file under an older name; empty if there is none."""
     for name in _TRANSFORMER_FILES:
         if (file := JsonFile.read(body / name, root=root)) is not None:
             return file
@@ -105,22 +124,23 @@ def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
 
 
 def read_matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
-    """Whether vectors may be cut, and to which widths, as far as the folder says so.
+    """Read the fields `matryoshka` and `dimensions` of `ModelFolder`.
 
-    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`, or in the tags of their model card;
-    one that cuts vectors by itself was trained for it too.
+    The sources are `is_matryoshka` and `matryoshka_dimensions` in `config.json`, the tags of the model card, and
+    `truncate_dim`: a model that truncates its vectors was trained for it.
     """
     file = JsonFile("config.json", config)
     dimensions = file.get("matryoshka_dimensions", list, [])
     if not all(isinstance(width, int) and width > 0 for width in dimensions):
         raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
-    cuts = settings.positive("truncate_dim") is not None
-    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
-    return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
+    truncates = settings.positive("truncate_dim") is not None
+    declared = file.get("is_matryoshka", bool, False) or bool(dimensions)
+    matryoshka = declared or truncates or trained_with_matryoshka(path)
+    return {"matryoshka": matryoshka, "dimensions": tuple(sorted(dimensions))}
 
 
 def expect_level(file: JsonFile, level: Level, *, default: Level | None = None) -> None:
-    """Refuse a module that works on another level than the place where it stands in the chain."""
+    """Reject a module whose input or output is not `level`; unset fields have `default`, else `level`."""
     for field in ("module_input_name", "module_output_name"):
         value = file.get(field, str, None) or default or level
         if value != level:
@@ -128,7 +148,11 @@ def expect_level(file: JsonFile, level: Level, *, default: Level | None = None) 
 
 
 def required(path: Path, *, root: Path) -> JsonFile:
-    """A file that the folder must have."""
+    """Read a file that the folder must have.
+
+    Raises:
+        ConfigError: The file is missing or malformed.
+    """
     if (file := JsonFile.read(path, root=root)) is None:
         raise ConfigError(f"{root}: no {path.relative_to(root)}, so this is not a complete model folder")
     return file

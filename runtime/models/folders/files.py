@@ -1,7 +1,7 @@
-"""Check the files of a model folder before transformers reads them.
+"""Checks of a model folder's files before transformers reads them.
 
-Where a file is missing or damaged, transformers makes something up (an empty vocabulary, which knows no word), or says
-so without the name of the file.
+For a missing or damaged file, transformers either makes something up (such as an empty vocabulary) or raises an error
+without the file's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
-from staged_pool.runtime.models.folders.foreign_formats import quantised
+from staged_pool.runtime.models.folders.foreign_formats import quantised_message
 from staged_pool.runtime.models.folders.rope import check_rope
 from staged_pool.runtime.models.folders.unsupported_classes import check_class
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -32,17 +32,17 @@ _VOCABULARIES: Final = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model",
     "spm.model", "tekken.json",
 )  # fmt: skip
-"""What a tokenizer can be made of, under the names that the classes of transformers know."""
+"""Vocabulary files that the tokenizer classes of transformers read; one of them is enough."""
 
 FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5"}
-"""The first transformers with classes for a `model_type`, where the oldest that is supported has none."""
+"""First transformers version with a `model_type` that the oldest supported version lacks."""
 
-_QUANTISED: Final = re.compile(r"weight|W_q", re.ASCII)
-"""A part of the names of tensors that are multiplied with, in every way of quantising them."""
-_WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
-"""Types in safetensors of which no layer has its weights."""
-_SCALES: Final = ("_scale", "_scale_inv", "_scales")
-"""How the names of factors end that belong to weights of 8 bits."""
+_WEIGHT_NAME: Final = re.compile(r"weight|W_q", re.ASCII)
+"""Part of a weight matrix's tensor name, in every quantisation method."""
+_INTEGER_TYPES: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
+"""Integer types of safetensors; no weight matrix has one unless it is quantised."""
+_SCALE_ENDINGS: Final = ("_scale", "_scale_inv", "_scales")
+"""Name endings of the scale factors of FP8 weights."""
 
 _POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
@@ -50,14 +50,14 @@ _PICKLE: Final = b"\x80"
 
 
 def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
-    """Reject a folder whose files cannot be those of a model that is read here.
+    """Reject a folder with missing, damaged or unsupported files.
 
     Args:
-        folder: What was read of it.
-        own_code: Whether code of the folder's own may run.
+        folder: The settings read from the folder.
+        own_code: True if the folder's own Python code may run.
 
     Raises:
-        ConfigError: Names the file and what is wrong with it.
+        ConfigError: Names the file and the fault.
     """
     _check_architecture(folder, own_code=own_code)
     check_class(folder, own_code=own_code)
@@ -68,7 +68,11 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
 
 
 def weight_files(body: Path) -> list[str]:
-    """The files that transformers takes the weights from: the first in its order."""
+    """Names of the weight files that transformers would load, by its own order of preference.
+
+    Raises:
+        ConfigError: The index names a file that is missing or outside the folder.
+    """
     for whole in _WEIGHTS:
         if (body / whole).is_file():
             return [whole]
@@ -78,7 +82,7 @@ def weight_files(body: Path) -> list[str]:
 
 
 def check_json(body: Path, *names: str) -> None:
-    """Say which of these files is not JSON, where one of them is not.
+    """Reject a folder if one of these files is not valid JSON.
 
     Raises:
         ConfigError: Names the file.
@@ -88,21 +92,23 @@ def check_json(body: Path, *names: str) -> None:
 
 
 def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
-    """Refuse a tokenizer that cannot be that of a model.
+    """Reject a tokenizer whose vocabulary does not fit the model.
 
     Args:
-        tokenizer: The folder's own.
-        rows: Of the model's token embedding. Tokens that were added later may be beyond them: a text that holds one is
-            refused then.
+        tokenizer: The folder's tokenizer.
+        rows: Rows of the model's token embedding. Added tokens may lie beyond them; a text with such a token is
+            rejected later.
 
     Raises:
-        ConfigError: It knows no words, or more than the model.
+        ConfigError: The vocabulary is empty, or larger than the embedding.
     """
     words, added = tokenizer.get_vocab_size(with_added_tokens=False), len(tokenizer.get_added_tokens_decoder())
     if words <= added:
-        raise ConfigError("the tokenizer knows no words: its vocabulary is missing or empty")
+        raise ConfigError("the tokenizer has no words: its vocabulary is missing or empty")
     if words > rows:
-        raise ConfigError(f"the tokenizer knows {words} tokens, but the weights only {rows}: they are of two models")
+        raise ConfigError(
+            f"the tokenizer has {words} tokens, but the weights have only {rows}: they belong to different models"
+        )
 
 
 def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
@@ -111,14 +117,14 @@ def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
     if kind is None:
         raise ConfigError("config.json: model_type is missing, so the architecture is not known")
     if kind not in CONFIG_MAPPING and not folder.config.get("auto_map"):
-        known = f", but to {FIRST_VERSION[kind]} and newer" if kind in FIRST_VERSION else ""
+        known = f"; {FIRST_VERSION[kind]} and newer know it" if kind in FIRST_VERSION else ""
         raise ConfigError(
             f"config.json: model_type={kind!r} is not known to transformers {transformers_version}{known}"
         )
     if kind not in CONFIG_MAPPING and not own_code:
         raise ConfigError(
-            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which is not run unless "
-            "trust_remote_code (--trust-remote-code) is set"
+            f"config.json: auto_map={folder.config['auto_map']!r} asks for the folder's own code, which is not run "
+            "unless trust_remote_code (--trust-remote-code) is set"
         )
 
 
@@ -135,10 +141,11 @@ def _shards_of(body: Path, index: JsonFile) -> list[str]:
         raise ConfigError(f"{index.name}: weight_map is missing or empty")
     shards = sorted(set(map(str, named.values())))
     for name in shards:
-        if ".." in Path(name).parts or Path(name).is_absolute():  # the file itself may be a link, as in the hub's cache
+        # Only the name is checked: in the hub's cache the file itself is a symbolic link out of the folder.
+        if ".." in Path(name).parts or Path(name).is_absolute():
             raise ConfigError(f"{index.name}: {name!r} leads out of the model folder")
         if not (body / name).is_file():
-            raise ConfigError(f"{index.name}: names {name!r}, which is not there")
+            raise ConfigError(f"{index.name}: names {name!r}, which does not exist")
     return shards
 
 
@@ -148,12 +155,12 @@ def _check_shard(path: Path, name: str) -> None:
     if not beginning:
         raise ConfigError(f"{name}: the file is empty")
     if beginning == _POINTER:
-        raise ConfigError(f"{name}: is a pointer of Git LFS, not the weights: fetch them with `git lfs pull`")
+        raise ConfigError(f"{name}: is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
     if path.suffix != ".safetensors":
         _check_pickle(path, name, beginning)
         return
     try:
-        with safe_open(path, "numpy") as stored:  # reads the header, and compares it with the size of the file
+        with safe_open(path, "numpy") as stored:  # reads the header and checks it against the file's size
             types = {key: str(stored.get_slice(key).get_dtype()) for key in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ConfigError(f"{name}: the weights are damaged: {error}") from error
@@ -161,21 +168,21 @@ def _check_shard(path: Path, name: str) -> None:
 
 
 def _check_pickle(path: Path, name: str, beginning: bytes) -> None:
-    """Tell a file of torch, which is a ZIP archive or a bare pickle, from anything else."""
+    """Reject a file that torch did not write: neither a ZIP archive nor a bare pickle."""
     if beginning.startswith(_ZIP):
         if not zipfile.is_zipfile(path):
             raise ConfigError(f"{name}: the weights are damaged: the file ends too early")
         _check_types(_pickled_types(path), name)
     elif not beginning.startswith(_PICKLE):
-        raise ConfigError(f"{name}: is not a file of weights that torch has written")
+        raise ConfigError(f"{name}: is not a weights file written by torch")
 
 
 def _pickled_types(path: Path) -> dict[str, str]:
-    """The type of each tensor of a pickle, without its values; nothing where the pickle holds more than tensors."""
+    """Read each tensor's type from a pickle, without its values; empty if it holds more than tensors."""
     try:
         content = torch.load(path, map_location="meta", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, LookupError, ValueError, TypeError, EOFError, AttributeError):
-        return {}  # loading it says what is wrong
+        return {}  # loading the weights later reports the fault
     if not isinstance(content, dict):
         return {}
     whole = {
@@ -186,12 +193,14 @@ def _pickled_types(path: Path) -> dict[str, str]:
 
 
 def _check_types(types: Mapping[str, str], name: str) -> None:
-    """Reject quantised weights that `config.json` does not speak of: a class would multiply with bare numbers.
+    """Reject quantised weights that `config.json` does not declare.
+
+    transformers would multiply with the bare integers, without their scale.
 
     Raises:
         ConfigError: Names one of them.
     """
     for key, kind in types.items():
-        scaled = kind.startswith("F8") and any(f"{key}{end}" in types for end in _SCALES)
-        if scaled or (kind in _WHOLE_NUMBERS and _QUANTISED.search(key)):
-            raise ConfigError(quantised(f"{name}: {key}", f"numbers of type {kind}"))
+        scaled = kind.startswith("F8") and any(f"{key}{end}" in types for end in _SCALE_ENDINGS)
+        if scaled or (kind in _INTEGER_TYPES and _WEIGHT_NAME.search(key)):
+            raise ConfigError(quantised_message(f"{name}: {key}", f"numbers of type {kind}"))

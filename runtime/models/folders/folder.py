@@ -1,7 +1,7 @@
-"""Read what a model folder says about itself: its settings, no weights and no code of its own.
+"""Reader of a model folder's settings: no weights are loaded and none of its code runs.
 
-A folder of sentence-transformers is a chain of modules: a transformer, a pooling, and what follows the pooling. What is
-not understood is refused by name, because a module that is left out gives vectors that look right and are wrong.
+A sentence-transformers folder is a chain of modules: a transformer, a pooling, and modules after the pooling. A module
+that is not supported is rejected by name: without it, vectors would look right and be wrong.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from staged_pool.runtime.models.folders.common_files import (
 from staged_pool.runtime.models.folders.foreign_formats import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
-from staged_pool.runtime.models.folders.llm_rerankers import read_asked_model, replaced_answers, unasked_note
+from staged_pool.runtime.models.folders.llm_rerankers import missing_question_note, read_llm_reranker, with_user_tokens
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
-from staged_pool.runtime.models.folders.readme import is_of_embeddings
-from staged_pool.runtime.models.folders.reranker_families import INSTRUCTION, check_rejected, recognise
+from staged_pool.runtime.models.folders.readme import is_embedding_model
+from staged_pool.runtime.models.folders.reranker_families import INSTRUCTION, find_family, reject_unsupported
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (
-    CONVERSING,
+    VISION_CHAT_MODELS,
     is_page_retriever,
     read_page_folder,
     with_images,
@@ -63,25 +63,25 @@ def read_folder(
         score_tokens: See `EngineConfig`.
 
     Raises:
-        ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
-            folder is a model of another kind.
+        ConfigError: A file is missing or malformed (the message names it and the field), a module is not
+            supported, or the folder's model does not fit `task`.
     """
     check_layout(path)
     asked = AskedFor.of(score_template, score_tokens)
     folder = _read(path, task, asked)
     if task == "embed":
-        folder = replace(folder, reading="user")
+        folder = replace(folder, decided_by="user")
     if task == "score" and folder.scoring is None:
-        raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, and a score is one number")
+        raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, but a score needs exactly one")
     if task == "sparse" and not any(isinstance(spec, SpladeSpec | TokenWeightsSpec) for spec in folder.heads):
-        raise ConfigError(f"task='sparse': {path.name} is not a model that gives sparse vectors")
+        raise ConfigError(f"task='sparse': {path.name} is not a model with sparse vectors")
     if score_template is not None and folder.pair_template is None:
         raise ConfigError("score_template='...': this model does not read a query and a document together")
     if "\\n" in (score_template or ""):
-        note = "score_template holds a backslash and an n, which is no line break: in a shell, write $'...'"
+        note = "score_template has a backslash followed by n, not a line break: in a shell, write $'...'"
         folder = replace(folder, notes=(*folder.notes, note))
     if score_tokens is not None and folder.architecture != "causal language model":
-        raise ConfigError(f"score_tokens={score_tokens!r}: this model is no language model whose answer is a score")
+        raise ConfigError(f"score_tokens={score_tokens!r}: this model is not an LLM reranker")
     return folder
 
 
@@ -89,7 +89,7 @@ def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
-    _check_known(path)
+    _reject_unsupported_model(path)
     if is_image_folder(path, modules_file):
         return read_image_folder(path, modules_file, settings, task)
     if is_multi_vector(path, modules_file, settings):
@@ -97,11 +97,11 @@ def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
     splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
     if kind == "SparseEncoder" or splade:
         return read_sparse_folder(path, modules_file, settings)
-    if kind == "CrossEncoder" or (modules_file is None and _gives_labels(path, task, asked)):
+    if kind == "CrossEncoder" or (modules_file is None and _is_label_model(path, task, asked)):
         chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
         return _label_folder(path, chain, settings, asked, task)
     if kind != "SentenceTransformer":
-        raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
+        raise ConfigError(f"{settings.name}: model_type={kind!r} is not supported")
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
@@ -109,12 +109,12 @@ def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
-    """A chain that ends in one vector for each text."""
+    """Read a chain of modules that ends in one vector per text."""
     chain = read_chain(modules_file, path)
     if not chain or chain[0][0] != "Transformer":
         first = chain[0][0] if chain else "nothing"
         cause = f": {MODULES[first]}" if first in MODULES else ""
-        raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}{cause}")
+        raise ConfigError(f"modules.json: must begin with a Transformer, but begins with {first}{cause}")
     body = chain[0][1]
     config = read_body_config(body, root=path)
     transformer = read_transformer_settings(body, root=path)
@@ -125,7 +125,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
     check_modalities(transformer, output="last_hidden_state")
     if len(chain) < 2 or chain[1][0] != "Pooling":
         raise ConfigError(
-            f"modules.json: the Transformer must be followed by a Pooling, the chain is "
+            "modules.json: the Transformer must be followed by a Pooling, but the chain is "
             f"{' -> '.join(name for name, _ in chain)}"
         )
     pooling_file = required(chain[1][1] / "config.json", root=path)
@@ -154,23 +154,22 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
 
 
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
-    """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised).
+    """Read a transformer without `modules.json`: mean pooling, not normalised, as in sentence-transformers.
 
-    A model that is shown images, and GTE, are read as their authors do, whose code sentence-transformers does not
-    replace.
+    Vision-language models and GTE follow their authors' own code, which sentence-transformers runs for them too.
     """
     config = read_body_config(path, root=path)
-    sees = config.get("model_type") in CONVERSING
+    reads_images = config.get("model_type") in VISION_CHAT_MODELS
     causal = classifier.is_causal(config)
-    mode: PoolingMode = "lasttoken" if causal or sees else "cls" if is_gte(config) else "mean"
-    normalize = sees or is_gte(config)
+    mode: PoolingMode = "lasttoken" if causal or reads_images else "cls" if is_gte(config) else "mean"
+    normalize = reads_images or is_gte(config)
     how = "with" if normalize else "without"
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=path,
         config=config,
-        reading="folder" if gives_token_weights(config) else "assumed",
+        decided_by="folder" if gives_token_weights(config) else "assumed",
         heads=(
             DenseSpec(pooling=(mode,), modules=(), normalize=normalize, truncate_dim=settings.positive("truncate_dim")),
         ),
@@ -182,72 +181,75 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     )
 
 
-def _check_known(path: Path) -> None:
-    """Reject a model that is known and cannot be served, before its folder is taken for another kind."""
+def _reject_unsupported_model(path: Path) -> None:
+    """Reject a known but unsupported reranker before its folder is taken for another kind."""
     if (config := JsonFile.read(path / "config.json", root=path)) is not None:
-        check_rejected(path, config.content, classifier.class_name(config.content))
+        reject_unsupported(path, config.content, classifier.class_name(config.content))
 
 
-def _gives_labels(path: Path, task: Task, asked: AskedFor) -> bool:
-    """Whether a transformer without `modules.json` is to be read as a model that gives labels.
+def _is_label_model(path: Path, task: Task, asked: AskedFor) -> bool:
+    """True if a folder without `modules.json` is a classifier or reranker.
 
     Raises:
-        ConfigError: It is a language model, and nothing says what it is for.
+        ConfigError: It is a language model, and neither the folder nor the user says for which task.
     """
     config = read_body_config(path, root=path)
     if task == "embed":
         return False
     if not classifier.is_language_model(config):
         return classifier.classifier_kind(config) is not None and not gives_token_weights(config)
-    if task == "score" or asked.tokens or recognise(path, path, config, chat_template(path, root=path)) is not None:
+    if task == "score" or asked.tokens or find_family(path, path, config, chat_template(path, root=path)) is not None:
         return True
-    if not classifier.is_causal(config) or is_of_embeddings(path) or "embed" in path.resolve().name.lower():
+    if not classifier.is_causal(config) or is_embedding_model(path) or "embed" in path.resolve().name.lower():
         return False
     raise ConfigError(
-        f"config.json: {classifier.class_name(config)} is a language model, and nothing in {path.name} says what it is "
-        "for. Set task='embed' (--task embed) for the vectors of last tokens, which is right only for a model that was "
-        "trained for that; or task='score' (--task score), for a reranker of a kind that is not recognised with "
-        "score_template and score_tokens (--score-template, --score-tokens)"
+        f"config.json: {classifier.class_name(config)} is a language model, and nothing in {path.name} says for which "
+        "task. Set task='embed' (--task embed) for vectors by last-token pooling, if it was trained for that. Set "
+        "task='score' (--task score) for a reranker, with score_template and score_tokens (--score-template, "
+        "--score-tokens) if its family is not recognised"
     )
 
 
 def _label_folder(
     path: Path, chain: list[tuple[str, Path]], settings: JsonFile, asked: AskedFor, task: Task
 ) -> ModelFolder:
-    """A model that gives labels: a transformer with its own head, or a language model whose answer is read."""
+    """Read a classifier or reranker: a transformer with its own head, or an LLM reranker."""
     names = [name for name, _ in chain]
     if names not in (["Transformer"], ["Transformer", "LogitScore"]):
-        raise ConfigError(f"modules.json: {' -> '.join(names) or 'nothing'} is not a cross-encoder that is known")
+        chain_text = " -> ".join(names) or "an empty chain"
+        raise ConfigError(f"modules.json: {chain_text} is not supported for a cross-encoder")
     body = chain[0][1]
     config = read_body_config(body, root=path)
     transformer = read_transformer_settings(body, root=path)
     prompts, prompt = read_prompts(settings)
     kind = classifier.classifier_kind(config)
-    asks = len(chain) > 1
+    has_logit_score = len(chain) > 1
     chat = chat_template(body, root=path)
     template = (
-        pair_template(transformer, chat, instruction=(prompt or None) if asks else None)
+        pair_template(transformer, chat, instruction=(prompt or None) if has_logit_score else None)
         if asked.template is None
         else PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION)
     )
-    if asks:
+    if has_logit_score:
         score = required(chain[1][1] / "config.json", root=path)
-        labelling = classifier.read_logit_score(config, settings, transformer, score, pair_template=template)
-        labelling = replaced_answers(labelling, asked, score.name)
-        prompt = ""  # it is the instruction
+        label_fields = classifier.read_logit_score(config, settings, transformer, score, pair_template=template)
+        label_fields = with_user_tokens(label_fields, asked, score.name)
+        prompt = ""  # here the default prompt is the instruction, which the template writes
     elif kind is not None:
-        labelling = classifier.read_classifier(kind, config, settings, pair_template=template)
-        labelling = replace(labelling, doubts=unasked_note(path, body, config, chat, template))
+        label_fields = classifier.read_classifier(kind, config, settings, pair_template=template)
+        label_fields = replace(label_fields, warnings=missing_question_note(path, body, config, chat, template))
     elif classifier.is_language_model(config):
-        labelling = read_asked_model(path, body, config, asked, chat=chat, own=template, said=task == "score")
+        label_fields = read_llm_reranker(
+            path, body, config, asked, chat=chat, pair_template=template, is_reranker=task == "score"
+        )
     else:
         name = classifier.class_name(config) or "no class"
-        raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")
+        raise ConfigError(f"config.json: architectures names {name}, which has no classification head")
     return ModelFolder(
         path=path,
         body=body,
         config=config,
-        **labelling.fields(),
+        **label_fields.as_dict(),
         max_seq_length=transformer.positive("max_seq_length"),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,

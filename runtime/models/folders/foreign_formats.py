@@ -1,7 +1,7 @@
-"""Name the cause where a folder is a model of another library, or of a form that is not read here.
+"""Folders of other libraries and formats, and the reason why each is not supported.
 
-Such a folder lacks `config.json` or its weights, or has them in a form that would be misread. What it has instead tells
-what it is: files by their names, and a few fields of `config.json`.
+Such a folder lacks `config.json` or supported weights, or its weights would be misread. The names of its files and a
+few fields of `config.json` tell the library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from staged_pool.stages.errors import ConfigError
 WEIGHT_FILES: Final = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
-"""Weights of a transformer, under the names that transformers knows."""
+"""File names of the weights that transformers loads."""
 
 _FORMATS: Final[tuple[tuple[str, str], ...]] = (
     ("*.gguf", "only weights in GGUF, the format of llama.cpp"),
@@ -29,47 +29,47 @@ _FORMATS: Final[tuple[tuple[str, str], ...]] = (
     ("*.h5", "only weights of TensorFlow"),
     ("*.msgpack", "only weights of Flax"),
     ("*.ot", "only weights of rust-bert"),
-    ("consolidated*", "only weights in the layout of their authors (consolidated)"),
-    ("model-*-of-*.safetensors", "some parts of the weights, but no model.safetensors.index.json that lists them"),
-    ("pytorch_model-*-of-*.bin", "some parts of the weights, but no pytorch_model.bin.index.json that lists them"),
+    ("consolidated*", "only weights in their authors' own layout (consolidated)"),
+    ("model-*-of-*.safetensors", "shards of the weights, but no model.safetensors.index.json that lists them"),
+    ("pytorch_model-*-of-*.bin", "shards of the weights, but no pytorch_model.bin.index.json that lists them"),
     ("model.*.safetensors", "only a variant of the weights; rename it to model.safetensors"),
-    ("*.safetensors", "no model.safetensors among its safetensors"),
+    ("*.safetensors", "safetensors files, but no model.safetensors"),
     ("*.ckpt", "only a training checkpoint"),
-    ("*.pt*", "no pytorch_model.bin among its pickled weights"),
+    ("*.pt*", "pickled weights, but no pytorch_model.bin"),
 )
-"""Weights that are not read here, by pattern of the file's name, in the order in which they are told."""
+"""Unsupported weight files: file name pattern and description. The first match is reported."""
 
-_OWN_FORM: Final = "; fetch or convert it to model.safetensors, in the layout of transformers"
+_CONVERT: Final = "; fetch or convert the weights to model.safetensors in the layout of transformers"
 
 _LIBRARIES: Final[Mapping[str, str]] = {
-    "gliner_config.json": "GLiNER, which finds entities of labels that the request names: it is not supported",
+    "gliner_config.json": "a GLiNER model (entities of labels named by the request), which is not supported",
     "open_clip_config.json": (
-        "open_clip: convert it to the layout of transformers (convert_clip_original_pytorch_to_hf.py), or name a "
-        "repository that has it"
+        "an open_clip model: convert it to the layout of transformers (convert_clip_original_pytorch_to_hf.py), or "
+        "name a repository that has it"
     ),
-    "model_index.json": "diffusers, which makes images: it is no pooling model",
-    "params.json": "a model in the layout of its authors: convert it to the layout of transformers",
+    "model_index.json": "a diffusers model, which generates images: it is not a pooling model",
+    "params.json": "a model in its authors' own layout: convert it to the layout of transformers",
 }
-"""What a folder without `config.json` is of, by a file in it."""
+"""Library of a folder without `config.json`, by a file that only this library writes."""
 
-_TIMM: Final = "config.json: the folder is of timm, which is not supported; name one in the layout of transformers"
+_TIMM: Final = "config.json: this is a timm model, which is not supported; name one in the layout of transformers"
 
 MODULES: Final[Mapping[str, str]] = {
-    "StaticEmbedding": "a table of vectors without a transformer is not supported",
+    "StaticEmbedding": "static token vectors without a transformer are not supported",
     "Router": "several chains by role are not supported: serve the folder of each chain by itself",
     "Asym": "several chains by role are not supported: serve the folder of each chain by itself",
-    "SparseStaticEmbedding": "a table of weights without a transformer is not supported",
+    "SparseStaticEmbedding": "static token weights without a transformer are not supported",
     "WordEmbeddings": "models without a transformer are not supported",
     "BoW": "models without a transformer are not supported",
 }
-"""Modules of sentence-transformers that a chain may begin with, and why it cannot here."""
+"""Unsupported first modules of a sentence-transformers chain, and the reason."""
 
 
 def check_layout(path: Path) -> None:
-    """Reject a folder of another library, or one that holds an adapter alone.
+    """Reject a folder of another library, or one with only an adapter.
 
     Raises:
-        ConfigError: Names what the folder is, and what would be right.
+        ConfigError: Names the library or format, and what to do.
     """
     config = JsonFile.read(path / "config.json", root=path)
     if config is not None:
@@ -77,21 +77,21 @@ def check_layout(path: Path) -> None:
         return
     if (path / "modules.json").is_file() and not (path / "adapter_config.json").is_file():
         return
-    if (cause := _library(path)) is not None:
+    if (cause := _foreign_library(path)) is not None:
         raise ConfigError(cause)
 
 
 def check_quantization(config: Mapping[str, Any], body: Path) -> None:
-    """Reject weights that are quantised: they are not the numbers that the model's class multiplies with.
+    """Reject quantised weights: the model class would multiply with their bare integers.
 
     Raises:
-        ConfigError: Names the method.
+        ConfigError: Names the quantisation method.
     """
     file = JsonFile("config.json", config)
     for name in ("quantization_config", "compression_config"):
         if (given := file.get(name, dict, None)) is not None:
-            method = given.get("quant_method", given.get("format", "not said"))
-            raise ConfigError(quantised(f"config.json: {name}", str(method)))
+            method = given.get("quant_method", given.get("format", "method not named"))
+            raise ConfigError(quantised_message(f"config.json: {name}", str(method)))
     for name, method in (
         ("quantize_config.json", "gptq"),
         ("quant_config.json", "awq"),
@@ -99,21 +99,25 @@ def check_quantization(config: Mapping[str, Any], body: Path) -> None:
         ("quanto_qmap.json", "quanto"),
     ):
         if (body / name).is_file():
-            raise ConfigError(quantised(name, method))
+            raise ConfigError(quantised_message(name, method))
 
 
-def name_cause(names: Collection[str]) -> str | None:
-    """What weights a folder has instead of those that are read here, by the names of its files. None: not known."""
+def describe_unreadable_weights(names: Collection[str]) -> str | None:
+    """Describe a folder's unsupported weights by its file names.
+
+    Returns:
+        The description and what to do. None: the folder has supported weights, or none of a known format.
+    """
     if any(name in WEIGHT_FILES for name in names):
         return None
     for pattern, cause in _FORMATS:
         if any(fnmatch(PurePosixPath(name).name, pattern) or fnmatch(name, pattern) for name in names):
-            return f"{cause}{'' if 'rename' in cause or 'index' in cause else _OWN_FORM}"
+            return f"{cause}{'' if 'rename' in cause or 'index' in cause else _CONVERT}"
     return None
 
 
 def file_names(path: Path) -> list[str]:
-    """Names of the files in a folder and in its folders, relative to it."""
+    """Relative names of the files in a folder and its direct subfolders."""
     two_deep = [*path.glob("*"), *path.glob("*/*")]
     return sorted(str(file.relative_to(path).as_posix()) for file in two_deep if file.is_file())
 
@@ -121,41 +125,46 @@ def file_names(path: Path) -> list[str]:
 def _check_config(config: JsonFile) -> None:
     kind = config.content.get("model_type")
     if kind == "model2vec" or "StaticModel" in (config.content.get("architectures") or []):
-        raise ConfigError(f"config.json: the folder is of model2vec: {MODULES['StaticEmbedding']}")
+        raise ConfigError(f"config.json: this is a model2vec model: {MODULES['StaticEmbedding']}")
     if kind == "timm_wrapper" or (
         kind is None and ("pretrained_cfg" in config.content or "num_features" in config.content)
     ):
         raise ConfigError(_TIMM)
 
 
-def _library(path: Path) -> str | None:
-    """What a folder without `config.json` is."""
+def _foreign_library(path: Path) -> str | None:
+    """The reason why a folder without `config.json` is not supported; None if nothing tells."""
     adapter = JsonFile.read(path / "adapter_config.json", root=path)
     if adapter is not None:
-        base = adapter.content.get("base_model_name_or_path") or "its model"
+        base = adapter.content.get("base_model_name_or_path") or "its base model"
         kind = adapter.content.get("peft_type", "peft")
         return (
-            f"adapter_config.json: the folder holds an adapter alone ({kind}): merge it into the weights of {base} "
-            "(merge_and_unload of peft), and serve what that saves"
+            f"adapter_config.json: the folder has only an adapter ({kind}): merge it into the weights of {base} "
+            "(merge_and_unload of peft), save the result, and serve that folder"
         )
     for name, cause in _LIBRARIES.items():
         if (path / name).is_file():
-            return f"{name}: the folder is of {cause}"
+            return f"{name}: this is {cause}"
     names = file_names(path)
-    if (weights := name_cause([name for name in names if "/" not in name])) is not None:
+    if (weights := describe_unreadable_weights([name for name in names if "/" not in name])) is not None:
         return f"{path}: no config.json; found {weights}"
     inner = sorted({name.partition("/")[0] for name in names if fnmatch(name, "*/config.json")})
     if inner:
         return (
-            f"{path}: no config.json, so this is not a complete model folder; there is one in {', '.join(inner[:3])}: "
-            "name that folder"
+            f"{path}: no config.json, so this is not a complete model folder; a subfolder has one: "
+            f"{', '.join(inner[:3])}; name that folder"
         )
     return None
 
 
-def quantised(where: str, method: str) -> str:
-    """The message that rejects quantised weights: the file and field that say so, and the method."""
+def quantised_message(where: str, method: str) -> str:
+    """Message that rejects quantised weights.
+
+    Args:
+        where: The file, and the field or tensor in it.
+        method: The quantisation method.
+    """
     return (
-        f"{where}: the weights are quantised ({method}), which is not supported: serve the model that they were made "
-        "of, and let --dtype bfloat16 halve it"
+        f"{where}: the weights are quantised ({method}), which is not supported: serve the unquantised model, and set "
+        "--dtype bfloat16 to halve its memory"
     )

@@ -1,8 +1,8 @@
-"""Read the `config.json` of a GTE model as the one of transformers' own class for it.
+"""GTE models: their published `config.json`, converted for transformers' `GteModel`.
 
-Models of Alibaba-NLP are published with `model_type: "new"` and Python code of their own
-(https://huggingface.co/Alibaba-NLP/new-impl); others use that code under `model_type: "gte"`. transformers has the same
-model as `GteModel` and renames the weights while it reads them, so that no code of the folder is needed.
+Alibaba-NLP publishes these models with `model_type: "new"` and their own Python code
+(https://huggingface.co/Alibaba-NLP/new-impl). Others use that code under `model_type: "gte"`. transformers has the same
+model as `GteModel` and renames the weights as it loads them, so the folder's code is not needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from staged_pool.runtime.models.folders.special_tokens import special_tokens
+from staged_pool.runtime.models.folders.special_tokens import tokens_without_weight
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, Projection, TokenWeightsSpec
 from staged_pool.stages.errors import ConfigError
@@ -24,10 +24,10 @@ _FIXED: Final[Mapping[str, object]] = {
     "logn_attention_scale": False,
     "position_embedding_type": "rope",
 }
-"""Settings of the published code that transformers' class has no other values of."""
+"""Settings of the published code, each with the only value that transformers' class computes."""
 
 _THETA: Final = {"new": 10_000.0, "gte": 160_000.0}
-"""The base of the rotary positions where `config.json` has none: the default of each code."""
+"""Default base of the rotary positions, by `model_type`."""
 
 _WEIGHT, _BIAS = "classifier.weight", "classifier.bias"
 
@@ -37,10 +37,10 @@ _PUBLISHED_FIELDS: Final = (
 
 
 def with_native_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same model's config as transformers' own class reads it; `config` itself where it is of another model.
+    """Convert a GTE model's config for transformers' class; return any other config unchanged.
 
     Raises:
-        ConfigError: A setting asks for what transformers' class does not compute.
+        ConfigError: transformers' class does not support a setting.
     """
     kind = config.get("model_type")
     if not is_gte(config) or "rope_parameters" in config:
@@ -60,7 +60,7 @@ def with_native_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a `config.json` is of a GTE model."""
+    """True for the `config.json` of a GTE model."""
     names = [str(name) for name in config.get("architectures") or []]
     if config.get("model_type") == "new":
         return all(name.startswith("New") for name in names)
@@ -68,9 +68,12 @@ def is_gte(config: Mapping[str, Any]) -> bool:
 
 
 def _rope(file: JsonFile, kind: str) -> Mapping[str, Any]:
-    """The rotary positions. NTK scaling by a factor f multiplies the base by f and divides each frequency by
-    f ** (2 / head width): equation 6 of https://kexue.fm/archives/9706, in `NTKScalingRotaryEmbedding` of the published
-    code. A division of all frequencies is what transformers calls linear."""
+    """Convert the settings of rotary positions.
+
+    NTK scaling by a factor f multiplies the base by f and divides each frequency by f ** (2 / head width): equation 6
+    of https://kexue.fm/archives/9706, in `NTKScalingRotaryEmbedding` of the published code. transformers calls the
+    division of all frequencies "linear".
+    """
     theta = file.content.get("rope_theta") or _THETA[kind]
     if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
         raise ConfigError(f"config.json: rope_theta={theta!r} must be a number above 0")
@@ -82,22 +85,22 @@ def _rope(file: JsonFile, kind: str) -> Mapping[str, Any]:
     if name != "ntk" or scaling.content.get("mixed_b") is not None:
         raise ConfigError(f"{scaling.name}={scaling.content!r} is not supported for model_type={kind!r}, only ntk")
     if not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
-        raise ConfigError(f"{scaling.name}: factor={factor!r} must be a number from 1 on")
+        raise ConfigError(f"{scaling.name}: factor={factor!r} must be a number of at least 1")
     head = file.size("hidden_size") // file.size("num_attention_heads")
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head)}
 
 
 def gives_token_weights(config: Mapping[str, Any]) -> bool:
-    """Tell whether a GTE model has a head of one value for each token: its weight in a sparse vector."""
+    """True if a GTE model has a head for sparse vectors: one weight per token."""
     names = config.get("architectures") or [""]
     return is_gte(config) and names[0] == "GteForTokenClassification" and len(config.get("id2label") or {}) == 1
 
 
 def with_token_weights(folder: ModelFolder) -> ModelFolder:
-    """The folder with the head of a GTE model that weighs tokens; as it was where there is none.
+    """Add a GTE model's head of token weights; return any other folder unchanged.
 
-    The published `gte_embedding.py` reads these weights as BGE-M3's are read (https://arxiv.org/abs/2407.19669,
-    section 3.2): relu, the highest for each token, none for special tokens.
+    The published `gte_embedding.py` computes sparse vectors as BGE-M3 does (https://arxiv.org/abs/2407.19669,
+    section 3.2): relu, the maximum for each token id, no weight for special tokens.
     """
     file = folder.body / "model.safetensors"
     if not gives_token_weights(folder.config) or not file.is_file():
@@ -106,10 +109,10 @@ def with_token_weights(folder: ModelFolder) -> ModelFolder:
         with safe_open(file, "numpy") as tensors:
             found = {_WEIGHT, _BIAS} <= set(tensors.keys())
     except SafetensorError:
-        return folder  # the file is reported as damaged before it is loaded
+        return folder  # `check_files` reports the damaged file
     if not found:
         return folder
     head = TokenWeightsSpec(
-        projection=Projection(files=(file,), weight=_WEIGHT, bias=_BIAS), left_out=special_tokens(folder)
+        projection=Projection(files=(file,), weight=_WEIGHT, bias=_BIAS), left_out=tokens_without_weight(folder)
     )
     return replace(folder, heads=(*folder.heads, head))

@@ -1,8 +1,7 @@
-"""Read the folder of a model that has a tower for images: CLIP and its relatives, which have another one for texts,
-and encoders and classifiers of images.
+"""Image model folders: CLIP-like models with a text and an image tower, image encoders and classifiers.
 
-Such folders are written by transformers, or by sentence-transformers: a chain that begins with a CLIPModel, or since
-version 6 with a Transformer that says what it does with texts and images.
+transformers or sentence-transformers writes them. A chain of the latter begins with a CLIPModel, or since version 6
+with a Transformer whose `modality_config` describes texts and images.
 """
 
 from __future__ import annotations
@@ -40,22 +39,25 @@ from staged_pool.stages.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
-    """How a model with two towers makes one vector of a text."""
+class _TextTower:
+    """Pooling, projection and padding of the text tower of a model with two towers."""
 
     architecture: str
     pooling: PoolingMode | EndPooling
     projection: str
-    fills: bool
+    pads: bool
+    """True if each text is padded to the longest input."""
 
 
-_TWO_TOWERS: Final[Mapping[str, _Texts]] = {
-    "clip": _Texts("CLIPModel", "end", "text_projection", False),
-    "siglip": _Texts("SiglipModel", "lasttoken", "text_model.head", True),
-    "siglip2": _Texts("Siglip2Model", "lasttoken", "text_model.head", True),
+_TWO_TOWERS: Final[Mapping[str, _TextTower]] = {
+    "clip": _TextTower("CLIPModel", "end", "text_projection", False),
+    "siglip": _TextTower("SiglipModel", "lasttoken", "text_model.head", True),
+    "siglip2": _TextTower("Siglip2Model", "lasttoken", "text_model.head", True),
 }
-"""By `model_type`. SigLIP was trained on texts of 64 tokens, padding among them:
-https://huggingface.co/docs/transformers/model_doc/siglip."""
+"""Text towers by `model_type`.
+
+SigLIP was trained on texts padded to 64 tokens: https://huggingface.co/docs/transformers/model_doc/siglip.
+"""
 
 _ENCODERS: Final = ("vit", "dinov2", "dinov2_with_registers", "dinov3_vit")
 
@@ -66,16 +68,16 @@ _FEATURES: Final = {
     "image": {"method": "get_image_features", "method_output_name": "pooler_output"},
 }
 _TOKENS: Final = {"image": {"method": "forward", "method_output_name": "last_hidden_state"}}
-"""What sentence-transformers asks the classes of transformers for."""
+"""Methods and outputs of transformers classes that sentence-transformers uses, by modality."""
 
 
-def known_models() -> tuple[str, ...]:
-    """The models of images that are read, by `model_type`."""
+def supported_image_models() -> tuple[str, ...]:
+    """Values of `model_type` of the supported image models."""
     return (*_TWO_TOWERS, *_ENCODERS)
 
 
 def is_image_folder(path: Path, modules_file: JsonFile | None) -> bool:
-    """Whether a folder is one of these."""
+    """True for the folder of an image model."""
     chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
     if not chain:
         return False
@@ -86,28 +88,28 @@ def is_image_folder(path: Path, modules_file: JsonFile | None) -> bool:
 
 
 def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonFile, task: Task) -> ModelFolder:
-    """Read such a folder.
+    """Read the folder of an image model.
 
     Args:
-        path: The folder.
+        path: The model folder.
         modules_file: Its `modules.json`.
         settings: Its `config_sentence_transformers.json`.
         task: See `EngineConfig`.
 
     Raises:
-        ConfigError: A file is missing or malformed (named with its field), or a module or model is not known.
+        ConfigError: A file is missing or malformed (named with its field), or a module or model is not supported.
     """
     chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
     name, body = chain[0]
     if name not in ("Transformer", "CLIPModel"):
-        raise ConfigError(f"modules.json: must begin with a Transformer or a CLIPModel, begins with {name}")
+        raise ConfigError(f"modules.json: must begin with a Transformer or a CLIPModel, but begins with {name}")
     config = read_body_config(body, root=path)
     kind = config.get("model_type")
     if task in ("score", "sparse"):
-        raise ConfigError(f"task={task!r}: {path.name} is a model of images (model_type={kind!r})")
+        raise ConfigError(f"task={task!r}: {path.name} is an image model (model_type={kind!r})")
     if kind not in _TWO_TOWERS and kind not in _ENCODERS:
-        known = ", ".join(known_models())
-        raise ConfigError(f"config.json: model_type={kind!r} is not a model of images that is supported: {known}")
+        known = ", ".join(supported_image_models())
+        raise ConfigError(f"config.json: model_type={kind!r} is not supported; supported image models: {known}")
     if kind in _ENCODERS and _is_classifier(config) and modules_file is None and task != "embed":
         return _classifier(path, config)
     common = {
@@ -144,35 +146,35 @@ def _classifier(path: Path, config: Mapping[str, Any]) -> ModelFolder:
 
 
 def _two_towers(
-    texts: _Texts,
+    text_tower: _TextTower,
     chain: list[tuple[str, Path]] | None,
     settings: JsonFile,
     common: Mapping[str, Any],
     truncate_dim: int | None,
 ) -> ModelFolder:
-    """A model that brings texts and images to vectors of one space."""
+    """Build the settings of a model that embeds texts and images into one space."""
     path, body, config = common["path"], common["body"], common["config"]
-    if (name := class_name(config)) not in (texts.architecture, ""):
-        raise ConfigError(f"config.json: architectures names {name}, and only {texts.architecture} is supported")
+    if (name := class_name(config)) not in (text_tower.architecture, ""):
+        raise ConfigError(f"config.json: architectures names {name}, but only {text_tower.architecture} is supported")
     transformer = read_transformer_settings(body, root=path)
     _check_modalities(transformer, _FEATURES, "sentence_embedding")
-    _check_processing(transformer, fills=texts.fills)
+    _check_processing(transformer, pads=text_tower.pads)
     modules, normalize = ((), True) if chain is None else read_head(chain[1:], root=path)
-    notes = ("no modules.json: vectors are normalised, as the model itself compares them",) if chain is None else ()
+    notes = ("no modules.json: vectors are normalised, as in the model's own class",) if chain is None else ()
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         **common,
         architecture="two towers",
         heads=(
             DenseSpec(
-                pooling=(texts.pooling,),
-                modules=(OwnLayer(texts.projection), *modules),
+                pooling=(text_tower.pooling,),
+                modules=(OwnLayer(text_tower.projection), *modules),
                 normalize=normalize,
                 truncate_dim=truncate_dim,
             ),
         ),
         image_heads=(OwnVectorSpec(modules=modules, normalize=normalize, truncate_dim=truncate_dim),),
-        fills_texts=texts.fills,
+        pads_texts=text_tower.pads,
         max_seq_length=read_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
@@ -182,29 +184,29 @@ def _two_towers(
 
 
 def _encoder(chain: list[tuple[str, Path]] | None, common: Mapping[str, Any], truncate_dim: int | None) -> ModelFolder:
-    """A model of images alone."""
+    """Build the settings of an image encoder without a text tower."""
     path, body = common["path"], common["body"]
     transformer = read_transformer_settings(body, root=path)
     _check_modalities(transformer, _TOKENS, "token_embeddings")
-    _check_processing(transformer, fills=False)
+    _check_processing(transformer, pads=False)
     read_max_seq_length(transformer)
     notes: tuple[str, ...] = ()
     pooling: tuple[PoolingMode, ...] = ("cls",)
     modules: tuple[HeadModule, ...] = ()
     normalize = False
     if chain is None:
-        notes = ("no modules.json: the class token's vector is taken, without normalisation",)
+        notes = ("no modules.json: cls pooling without normalisation is assumed",)
     else:
         if len(chain) < 2 or chain[1][0] != "Pooling":
             names = " -> ".join(name for name, _ in chain)
-            raise ConfigError(f"modules.json: the Transformer must be followed by a Pooling, the chain is {names}")
+            raise ConfigError(f"modules.json: the Transformer must be followed by a Pooling, but the chain is {names}")
         pooling = read_pooling_modes(required(chain[1][1] / "config.json", root=path))
         modules, normalize = read_head(chain[2:], root=path)
     head = DenseSpec(pooling=pooling, modules=modules, normalize=normalize, truncate_dim=truncate_dim)
     return ModelFolder(
         **common,
         architecture="image encoder",
-        reading="assumed" if chain is None else "folder",
+        decided_by="assumed" if chain is None else "folder",
         heads=(),
         image_heads=(head,),
         prompts={},
@@ -213,7 +215,7 @@ def _encoder(chain: list[tuple[str, Path]] | None, common: Mapping[str, Any], tr
 
 
 def _check_modalities(transformer: JsonFile, expected: Mapping[str, Mapping[str, str]], output: str) -> None:
-    """Refuse a Transformer of sentence-transformers that asks its model for something else."""
+    """Reject a Transformer module that uses other methods or outputs of its model."""
     if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
     for kind, asked in transformer.get("modality_config", dict, {}).items():
@@ -223,9 +225,9 @@ def _check_modalities(transformer: JsonFile, expected: Mapping[str, Mapping[str,
         raise ConfigError(f"{transformer.name}: module_output_name={name!r} is not supported, only {output}")
 
 
-def _check_processing(transformer: JsonFile, *, fills: bool) -> None:
-    """Refuse settings of processors, but for those that say what is done here anyway."""
+def _check_processing(transformer: JsonFile, *, pads: bool) -> None:
+    """Reject processor settings, except the padding that a text tower does anyway."""
     for kind, arguments in transformer.get("processing_kwargs", dict, {}).items():
-        done = fills and kind == "text" and arguments == {"padding": "max_length"}
-        if arguments and not done:
+        is_default = pads and kind == "text" and arguments == {"padding": "max_length"}
+        if arguments and not is_default:
             raise ConfigError(f"{transformer.name}: processing_kwargs: {kind} is not supported")

@@ -1,4 +1,4 @@
-"""Tell a model folder from a hub id, without asking the hub."""
+"""Local model folders, distinguished from hub ids without a request to the hub."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that a model's name means; None where it is the form of a hub id and no path of this machine.
+    """The folder that `model` names; None if it has the form of a hub id and no such path exists.
 
     Raises:
-        ConfigError: It is neither, or a path of something else than a folder with files.
+        ConfigError: It is neither, or the path is not a folder with files.
     """
     folder = Path(model).expanduser()
     try:
@@ -30,6 +30,6 @@ def local_folder(model: str) -> Path | None:
             raise ConfigError(f"model={model!r}: is a file; name the folder that holds it")
         if not any(folder.iterdir()):
             raise ConfigError(f"model={model!r}: the folder is empty; name one that holds a config.json")
-    except OSError as error:  # a name that no file can have, or a folder that this user may not read
+    except OSError as error:  # an invalid file name, or a folder without read permission
         raise ConfigError(f"model={model!r}: cannot be read: {error.strerror or error}") from error
     return folder

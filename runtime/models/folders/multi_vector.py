@@ -1,8 +1,8 @@
-"""Read the folder of a late interaction model, in the layouts that there are.
+"""Late interaction (ColBERT) folders, in their three layouts.
 
-They are that of PyLate, that of the MultiVectorEncoder of sentence-transformers, and the original one of ColBERT,
-whose projection lies among the transformer's weights and whose settings lie in `artifact.metadata`. All three mean the
-same things under different names; where a name is absent, what holds is what sentence-transformers takes it for.
+The layouts are PyLate's, that of sentence-transformers' MultiVectorEncoder, and ColBERT's original one. The original
+has its projection among the transformer's weights and its settings in `artifact.metadata`. The three have the same
+settings under different names. A missing setting has the default of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from staged_pool.runtime.models.folders.common_files import (
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.folders.query_expansion import PREFIXES, USUAL_LENGTH, Expansion, read_expansion
+from staged_pool.runtime.models.folders.query_expansion import (
+    DEFAULT_QUERY_TOKENS,
+    PREFIXES,
+    QueryExpansion,
+    read_expansion,
+)
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import (
@@ -37,21 +42,21 @@ from staged_pool.runtime.models.specs.model import (
 from staged_pool.stages.errors import ConfigError
 
 _ORIGINAL: Final = "HF_ColBERT"
-"""What the original layout calls its architecture."""
+"""The class in `architectures` of the original layout."""
 
 _PUNCTUATION: Final = tuple(string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """Which tokens' vectors are left out."""
+    """Tokens whose vectors are dropped, and the roles for which they are."""
 
     words: tuple[str, ...]
     roles: tuple[str, ...] = ("document",)
 
 
 def is_multi_vector(path: Path, modules: JsonFile | None, settings: JsonFile) -> bool:
-    """Whether a folder is a late interaction model."""
+    """True for the folder of a late interaction model."""
     kind = settings.get("model_type", str, None)
     if kind is not None:
         return kind in ("MultiVectorEncoder", "ColBERT")
@@ -68,14 +73,14 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
     """Read the folder of a late interaction model.
 
     Raises:
-        ConfigError: A file is missing or malformed, or a module or setting is not known; names it.
+        ConfigError: A file is missing or malformed, or a module or setting is not supported; the message names it.
     """
     if modules is None:
         return _original_folder(path)
     chain = read_chain(modules, path)
     if not chain or chain[0][0] != "Transformer":
         raise ConfigError(
-            f"modules.json: must begin with a Transformer, begins with {chain[0][0] if chain else 'nothing'}"
+            f"modules.json: must begin with a Transformer, but begins with {chain[0][0] if chain else 'nothing'}"
         )
     body = chain[0][1]
     transformer = read_transformer_settings(body, root=path)
@@ -94,7 +99,7 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
         query_length = settings.positive("query_length")
     document_length = transformer.positive("document_length") or settings.positive("document_length")
     longest = transformer.positive("max_seq_length")
-    if longest is not None:  # lengths of roles are not bound by it, only by the model's positions
+    if longest is not None:  # it does not bound the lengths of the roles; only the model's positions do
         longest = max(longest, query_length or 0, document_length or 0, expansion.length if expansion else 0)
     return ModelFolder(
         path=path,
@@ -116,14 +121,14 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
 
 
 def _original_folder(path: Path) -> ModelFolder:
-    """ColBERT as its authors save it."""
+    """Read ColBERT's original layout."""
     file = JsonFile.read(path / "artifact.metadata", root=path)
     settings = file or JsonFile.empty()
     similarity = settings.get("similarity", str, "cosine")
     if similarity != "cosine":
         raise ConfigError(f"{settings.name}: similarity={similarity!r} is not supported, only cosine")
-    expansion = Expansion(
-        settings.positive("query_maxlen") or USUAL_LENGTH,
+    expansion = QueryExpansion(
+        settings.positive("query_maxlen") or DEFAULT_QUERY_TOKENS,
         fixed=True,
         attend=settings.get("attend_to_mask_tokens", bool, False),
     )
@@ -160,16 +165,22 @@ def _check_transformer(file: JsonFile) -> None:
 
 
 def _check_similarity(settings: JsonFile) -> None:
-    """`cosine` and `dot` are left from models that were embedding models first, and mean nothing."""
+    """Reject any similarity but maxsim.
+
+    `cosine` and `dot` have no effect: they remain in models that were trained from embedding models.
+    """
     name = settings.get("similarity_fn_name", str, "maxsim")
     if name.lower() not in ("maxsim", "cosine", "dot"):
         raise ConfigError(f"{settings.name}: similarity_fn_name={name!r} is not supported, only maxsim")
 
 
 def _head(chain: list[tuple[str, Path]], *, native: bool, root: Path) -> tuple[tuple[HeadModule, ...], _Mask | None]:
-    """What follows the transformer, without the normalisation at the end, and which tokens are left out.
+    """Read the modules after the transformer, and the mask.
 
-    PyLate lists neither the mask nor the normalisation, and always does both.
+    PyLate lists neither the mask nor the normalisation, but always applies both.
+
+    Returns:
+        The modules without the normalisation at the end, and the tokens whose vectors are dropped.
     """
     head: list[HeadModule] = []
     mask: _Mask | None = None
@@ -189,7 +200,7 @@ def _head(chain: list[tuple[str, Path]], *, native: bool, root: Path) -> tuple[t
         head.pop()
         normalizes = True
     if not normalizes:
-        raise ConfigError("modules.json: a late interaction model must end by normalising the vectors of tokens")
+        raise ConfigError("modules.json: the last module of a late interaction model must be a Normalize")
     return tuple(head), mask
 
 
@@ -199,7 +210,7 @@ def _mask(file: JsonFile) -> _Mask:
     roles = file.content.get("skiplist_tasks")
     roles = ["document"] if roles is None else [roles] if isinstance(roles, str) else roles
     if not isinstance(roles, list) or not set(roles) <= {"query", "document"}:
-        raise ConfigError(f"{file.name}: skiplist_tasks={roles!r} must be of query and document")
+        raise ConfigError(f"{file.name}: skiplist_tasks={roles!r} must name query, document or both")
     return _Mask(_words(file.get("skiplist_words", list, []), file.name), tuple(roles))
 
 
@@ -213,10 +224,10 @@ def _roles(
     *,
     markers: tuple[str, str],
     lengths: tuple[int | None, int | None],
-    expansion: Expansion | None,
+    expansion: QueryExpansion | None,
     mask: _Mask | None,
 ) -> Mapping[Role, RoleSettings]:
-    """Markers and lengths are of queries and of documents."""
+    """Settings of queries and documents; `markers` and `lengths` are (query, document)."""
     skipped: dict[Role, tuple[str, ...]] = {
         "query": mask.words if mask and "query" in mask.roles else (),
         "document": mask.words if mask and "document" in mask.roles else (),

@@ -1,4 +1,4 @@
-"""Read what follows the transformer in a chain of modules: the pooling, and what it ends in."""
+"""Pooling of a sentence-transformers folder, and the modules after it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,22 @@ _POOLING_FLAGS: Final[Mapping[str, PoolingMode]] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How older folders name the modes, in the order in which several are concatenated."""
+"""Pooling modes by their flag in older folders, in the order of concatenation."""
 
 
 def read_head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModule, ...], bool]:
-    """What follows the pooling, and whether the chain ends by normalising (left to postprocess)."""
+    """Read the modules after the pooling.
+
+    Args:
+        chain: Name and folder of each module.
+        root: The model folder.
+
+    Returns:
+        The modules without the normalisation at the end, and True if there is one: postprocess does it.
+
+    Raises:
+        ConfigError: A module is not supported, or one of its files is malformed.
+    """
     head: list[HeadModule] = []
     for name, folder in chain:
         if name == "Normalize":
@@ -47,7 +58,11 @@ def read_head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadM
 
 
 def read_pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
-    """The modes of a pooling's config, which are one name, a list of names, or one flag for each mode."""
+    """Read the pooling modes of a config: one name, a list of names, or one flag per mode.
+
+    Raises:
+        ConfigError: A mode is not known.
+    """
     named = file.content.get("pooling_mode")
     if named is None:
         unknown = [n for n in file.content if n.startswith("pooling_mode_") and n not in _POOLING_FLAGS]

@@ -1,6 +1,6 @@
-"""Read how a late interaction model fills short queries up, which folders say in two ways.
+"""Query expansion settings of late interaction models.
 
-The newer one is an object `query_expansion`; the older one is some fields of PyLate, where expansion is the rule.
+Newer folders have an object `query_expansion`. Older ones have fields of PyLate, which expands queries by default.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _PYLATE_FIELDS: Final = (
     "attend_to_mask_tokens",
     "skiplist_words",
 )
-"""Any of these in the settings says that PyLate made the folder."""
+"""Settings of PyLate: any of them shows that PyLate wrote the folder."""
 
-USUAL_LENGTH: Final = 32
-"""Tokens of a query, where nothing says it."""
+DEFAULT_QUERY_TOKENS: Final = 32
+"""Default length of an expanded query, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expansion:
-    """To what length, and how."""
+class QueryExpansion:
+    """Padding of short queries with extra tokens, whose vectors count in the score."""
 
     length: int
-    """Tokens of a query that was filled up."""
+    """Length of an expanded query, in tokens."""
     fixed: bool
-    """Whether longer queries are cut to the length."""
+    """Cut longer queries to `length`."""
     attend: bool
-    """Whether tokens attend to those that were filled in."""
+    """Let other tokens attend to the added ones."""
     token: str | None = None
-    """What is filled in. None: not said."""
+    """The added token. None: not set."""
 
 
-def read_expansion(transformer: JsonFile, settings: JsonFile) -> Expansion | None:
-    """How queries are filled up. None: they are not."""
+def read_expansion(transformer: JsonFile, settings: JsonFile) -> QueryExpansion | None:
+    """Read the query expansion. None: queries are not expanded."""
     for file in (transformer, settings):
         if "query_expansion" in file.content:
             value = file.get("query_expansion", dict, None)
@@ -56,16 +56,16 @@ def read_expansion(transformer: JsonFile, settings: JsonFile) -> Expansion | Non
     attend = settings.get("attend_to_expansion_tokens", bool, None)
     if attend is None:
         attend = settings.get("attend_to_mask_tokens", bool, False)
-    return Expansion(settings.positive("query_length") or USUAL_LENGTH, fixed=True, attend=attend)
+    return QueryExpansion(settings.positive("query_length") or DEFAULT_QUERY_TOKENS, fixed=True, attend=attend)
 
 
-def _stated_expansion(file: JsonFile) -> Expansion:
+def _stated_expansion(file: JsonFile) -> QueryExpansion:
     if unknown := sorted(set(file.content) - {"strategy", "attend", "token", "length"}):
         raise ConfigError(f"{file.name}: {unknown[0]} is not known")
     strategy = file.get("strategy", str, None)
     if strategy not in ("fixed", "min"):
         raise ConfigError(f"{file.name}: strategy={strategy!r} must be fixed or min")
-    return Expansion(
+    return QueryExpansion(
         file.size("length"),
         fixed=strategy == "fixed",
         attend=file.get("attend", bool, False),

@@ -1,4 +1,4 @@
-"""Read what only the model card of a folder (its README.md) says."""
+"""Facts that only the model card (README.md) of a folder states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 _READ_BYTES: Final = 64 * 1024
 _MATRYOSHKA_TAGS: Final = frozenset({"loss:MatryoshkaLoss", "loss:Matryoshka2dLoss"})
-"""What sentence-transformers tags a model with that was trained with one of these losses."""
+"""Tags that sentence-transformers gives a model trained with a Matryoshka loss."""
 
 _EMBEDDING_FIELDS: Final = frozenset(
     f"{field}: {value}"
@@ -21,17 +21,16 @@ _EMBEDDING_FIELDS: Final = frozenset(
 _EMBEDDING_TAGS: Final = frozenset({"feature-extraction", "sentence-similarity"})
 
 
-def trained_for_shorter_vectors(folder: Path) -> bool:
-    """Whether the tags of the model card say that vectors may be cut.
+def trained_with_matryoshka(folder: Path) -> bool:
+    """True if the tags of the model card name a Matryoshka loss.
 
-    Only the front matter counts, which is YAML of one tag a line. A card that is missing or cannot be read says
-    nothing.
+    Only the front matter counts: YAML with one tag per line. A missing or unreadable card counts as no tag.
     """
     return any(line.strip().removeprefix("-").strip(" \"'") in _MATRYOSHKA_TAGS for line in front_matter(folder))
 
 
-def is_of_embeddings(folder: Path) -> bool:
-    """Whether the model card calls the model one for embeddings."""
+def is_embedding_model(folder: Path) -> bool:
+    """True if the model card describes an embedding model."""
     lines = [line.strip() for line in front_matter(folder)]
     if any(line.startswith("pipeline_tag:") and "text-ranking" in line for line in lines):
         return False
@@ -40,7 +39,7 @@ def is_of_embeddings(folder: Path) -> bool:
 
 
 def model_card(folder: Path) -> str:
-    """The text of the model card, of which the first 64 KiB are read; empty where there is none."""
+    """The first 64 KiB of the model card; empty if there is none."""
     try:
         with (folder / "README.md").open("rb") as file:
             return file.read(_READ_BYTES).decode(errors="replace").removeprefix("\ufeff")
@@ -49,7 +48,7 @@ def model_card(folder: Path) -> str:
 
 
 def front_matter(folder: Path) -> list[str]:
-    """The lines between the first two that are `---`; none where the card begins with anything else."""
+    """The lines between the first two `---` lines; empty if the card does not begin with `---`."""
     lines = model_card(folder).splitlines()
     if not lines or lines[0].rstrip() != "---":
         return []

@@ -1,8 +1,8 @@
-"""Families of rerankers that are language models: how a folder is recognised, what is asked, and which logit is read.
+"""Known families of LLM rerankers: signs of their folders, prompts and score tokens.
 
-Such folders look like any language model of their class: nothing in config.json says what they were trained to be
-asked. Asked another question, or read at other tokens, they give scores that look right and are wrong. So each family
-stands here with the formula of its authors, and what is of no family needs the words of its user.
+Such a folder looks like any language model of its class: config.json does not name the prompt it was trained with. With
+another prompt or other score tokens, scores look right and are wrong. So each family is listed here with its authors'
+formula. A reranker of no known family needs its user's settings.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Rerankers that are asked the same way, and what tells their folders."""
+class RerankerFamily:
+    """LLM rerankers with the same prompt and score tokens, and the signs of their folders."""
 
     name: str
     source: str
-    """Where the authors' formula is published."""
+    """URL or file of the authors' formula."""
     form: PairForm
-    """What they read of a pair."""
+    """The prompt of a pair."""
     head: LogitScoreSpec
     activation: Activation
-    """What makes a score of the logit, in the authors' own answers."""
+    """Maps the logit to the score, as in the authors' own examples."""
     score: str
     """The score in words, for the log."""
     in_template: tuple[str, ...] = ()
-    """Texts of which one stands in the chat template of the family alone."""
+    """Texts that identify the family's chat template: one of them is enough."""
     in_card: tuple[str, ...] = ()
-    """Texts of which one stands in the model card of the family alone."""
+    """Texts that identify the family's model card: one of them is enough."""
     files: tuple[str, ...] = ()
-    """Files that folders of the family alone have, or name in auto_map."""
+    """Python files that only this family's folders have, or name in auto_map."""
     names: re.Pattern[str]
-    """Found in names of the folder or repository, in lower case."""
+    """Pattern of the folder's or repository's name, in lower case."""
 
 
-QWEN3: Final = Family(
+QWEN3: Final = RerankerFamily(
     name="Qwen3-Reranker",
     source="https://huggingface.co/Qwen/Qwen3-Reranker-0.6B (README.md, Transformers usage)",
     form=PairTemplate(
@@ -68,11 +68,11 @@ QWEN3: Final = Family(
     names=re.compile(r"qwen3[-_.]?reranker"),
 )
 
-BGE_GEMMA: Final = Family(
+BGE_GEMMA: Final = RerankerFamily(
     name="bge-reranker-v2-gemma",
     source="https://github.com/FlagOpen/FlagEmbedding, FlagEmbedding/inference/reranker/decoder_only/base.py",
     form=PairPieces(
-        begins=True,
+        starts_with_bos=True,
         query="A: {query}",
         between="\n",
         document="B: {document}",
@@ -91,7 +91,7 @@ BGE_GEMMA: Final = Family(
     names=re.compile(r"bge-reranker-v2-gemma"),
 )
 
-MXBAI: Final = Family(
+MXBAI: Final = RerankerFamily(
     name="mxbai-rerank-v2",
     source="https://github.com/mixedbread-ai/mxbai-rerank, mxbai_rerank/mxbai_rerank_v2.py",
     form=PairPieces(
@@ -120,7 +120,7 @@ MXBAI: Final = Family(
     names=re.compile(r"mxbai-rerank-[a-z]+-v2"),
 )
 
-ZERANK: Final = Family(
+ZERANK: Final = RerankerFamily(
     name="zerank",
     source="https://huggingface.co/zeroentropy/zerank-1-small (modeling_zeranker.py), zerank-2 (README.md)",
     form=PairTemplate(roles=("system", "user"), strips=True, arguments={"add_generation_prompt": True}),
@@ -132,7 +132,7 @@ ZERANK: Final = Family(
     names=re.compile(r"zerank"),
 )
 
-CTXL: Final = Family(
+CTXL: Final = RerankerFamily(
     name="ctxl-rerank-v2",
     source="https://huggingface.co/ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b (README.md)",
     form=PairTemplate(
@@ -155,8 +155,8 @@ FAMILIES: Final = (QWEN3, BGE_GEMMA, MXBAI, ZERANK, CTXL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rejected:
-    """Rerankers that cannot be served."""
+class _UnsupportedFamily:
+    """Rerankers that are known but not supported."""
 
     name: str
     classes: frozenset[str]
@@ -164,65 +164,70 @@ class _Rejected:
     names: re.Pattern[str]
 
 
-_REJECTED: Final = (
-    _Rejected(
+_UNSUPPORTED: Final = (
+    _UnsupportedFamily(
         "jina-reranker-v3",
         frozenset({"JinaForRanking"}),
-        "it reads all documents of a request in one sequence and compares vectors that layers of its own make of it, "
-        "so a score depends on the other documents",
+        "it reads all documents of a request in one sequence and compares vectors from its own layers, so a score "
+        "depends on the other documents",
         re.compile(r"jina-reranker-v3"),
     ),
-    _Rejected(
+    _UnsupportedFamily(
         "jina-reranker-m0",
         frozenset({"JinaVLForRanking"}),
-        "it reads images and texts by code of its own, and its score is made by two layers of its own",
+        "it reads images and texts by its own code, and computes its score by two layers of its own",
         re.compile(r"jina-reranker-m0"),
     ),
-    _Rejected(
+    _UnsupportedFamily(
         "bge-reranker-v2.5-gemma2-lightweight",
         frozenset({"CostWiseGemmaForCausalLM"}),
-        "its code merges tokens between layers and reads scores at inner layers",
+        "its code merges tokens between layers and computes scores at inner layers",
         re.compile(r"bge-reranker-v2\.5-gemma2|gemma2-lightweight"),
     ),
-    _Rejected(
+    _UnsupportedFamily(
         "bge-reranker-v2-minicpm-layerwise",
         frozenset({"LayerWiseMiniCPMForCausalLM"}),
-        "its code reads scores at inner layers, by a head for each",
+        "its code computes scores at inner layers, with one head per layer",
         re.compile(r"minicpm-layerwise"),
     ),
 )
 
 
-def check_rejected(path: Path, config: Mapping[str, Any], class_name: str) -> None:
-    """Reject a reranker that is known and cannot be served.
+def reject_unsupported(path: Path, config: Mapping[str, Any], class_name: str) -> None:
+    """Reject a reranker that is known but not supported.
 
     Raises:
-        ConfigError: It is one; the message says why, and what else there is.
+        ConfigError: Names the reranker, the reason, and the supported families.
     """
     names = _names(path, config) if class_name.endswith(("ForCausalLM", "LMHeadModel")) else ""
-    for family in _REJECTED:
+    for family in _UNSUPPORTED:
         if class_name in family.classes or family.names.search(names):
             known = ", ".join(each.name for each in FAMILIES)
             raise ConfigError(
                 f"config.json: architectures names {class_name}: {path.name} is {family.name}, which is not "
-                f"supported: {family.why}. Rerankers that are language models and are supported: {known}"
+                f"supported: {family.why}. Supported LLM rerankers: {known}"
             )
 
 
-def recognise(path: Path, body: Path, config: Mapping[str, Any], chat: str | None) -> tuple[Family, str] | None:
-    """The family of a language model, and what told it; None where nothing does.
+def find_family(
+    path: Path, body: Path, config: Mapping[str, Any], chat: str | None
+) -> tuple[RerankerFamily, str] | None:
+    """Find an LLM reranker's family by its chat template, files, model card or name.
 
     Args:
-        path: The folder.
-        body: Where the transformer's files lie.
+        path: The model folder.
+        body: The folder with the transformer's files.
         config: `config.json`.
         chat: The chat template.
 
+    Returns:
+        The family, and the evidence in words. None: no family is recognised.
+
     Raises:
-        ConfigError: What tells the family speaks of two.
+        ConfigError: The evidence fits two families.
     """
     card, names, auto_map = model_card(path), _names(path, config), str(config.get("auto_map", ""))
-    tests: tuple[tuple[str, Callable[[Family], bool]], ...] = (
+    tests: tuple[tuple[str, Callable[[RerankerFamily], bool]], ...] = (
         ("its chat template says", lambda family: any(text in (chat or "") for text in family.in_template)),
         (
             "its files say",
@@ -236,8 +241,8 @@ def recognise(path: Path, body: Path, config: Mapping[str, Any], chat: str | Non
         if len(found) > 1:
             both = " and ".join(family.name for family in found)
             raise ConfigError(
-                f"{path.name}: is {both}, as {evidence}, and these are asked differently: say what it is by "
-                "score_template and score_tokens (--score-template, --score-tokens)"
+                f"{path.name}: is {both}, as {evidence}, but their prompts differ: set score_template and score_tokens "
+                "(--score-template, --score-tokens)"
             )
         if found:
             return found[0], evidence
@@ -245,7 +250,7 @@ def recognise(path: Path, body: Path, config: Mapping[str, Any], chat: str | Non
 
 
 def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
-    """True for a language model of the class and with the chat tokens of Qwen3, as all Qwen3-Rerankers are."""
+    """True for a model of Qwen3's class with its chat tokens, as every Qwen3-Reranker is."""
     if config.get("model_type") != "qwen3":
         return False
     try:
@@ -255,7 +260,7 @@ def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
 
 
 def _names(path: Path, config: Mapping[str, Any]) -> str:
-    """Names of the folder and of the repository that it came from, in lower case, one a line."""
+    """Names of the folder and of its source repository, lower case, one per line."""
     return "\n".join(name.lower() for name in _spelled_names(path, config))
 
 

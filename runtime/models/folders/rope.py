@@ -1,4 +1,4 @@
-"""Check what `config.json` says of rotary positions, where transformers would leave a part of it out without a word."""
+"""Checks of rotary position settings that transformers would silently ignore."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 _FIELDS: Final = ("rope_scaling", "rope_parameters")
-"""The older and the newer name."""
+"""Older and newer name of the settings."""
 _NUMBERS: Final = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
-_OF_A_SCALING: Final = (*_NUMBERS, "short_factor", "long_factor")
-"""Settings that change frequencies, each of some types only."""
+_SCALING_SETTINGS: Final = (*_NUMBERS, "short_factor", "long_factor")
+"""Settings that scale frequencies; each belongs to some rope types only."""
 
 
 def check_rope(config: Mapping[str, Any]) -> None:
-    """Reject scaled positions whose type is not said, is said twice, or whose numbers are none.
+    """Reject scaled positions without a type, with two types, or with malformed numbers.
 
     Args:
         config: `config.json`.
@@ -31,28 +31,28 @@ def check_rope(config: Mapping[str, Any]) -> None:
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     file = JsonFile(where, config)
-    said = {name: file.get(name, dict, {}) for name in _FIELDS if config.get(name)}
-    kinds = {name: [_kind(one) for one in _each(given)] for name, given in said.items()}
-    for name, given in said.items():
-        for one in _each(given):
+    fields = {name: file.get(name, dict, {}) for name in _FIELDS if config.get(name)}
+    kinds = {name: [_kind(settings) for settings in _each(given)] for name, given in fields.items()}
+    for name, given in fields.items():
+        for settings in _each(given):
             for number in _NUMBERS:
-                if isinstance(value := one.get(number), str | bool | list):
+                if isinstance(value := settings.get(number), str | bool | list):
                     raise ConfigError(f"{where}: {name}: {number}={value!r} must be a number")
-            scaled = [setting for setting in _OF_A_SCALING if one.get(setting) not in (None, 1)]
-            if scaled and _kind(one) is None:
+            scaled = [setting for setting in _SCALING_SETTINGS if settings.get(setting) not in (None, 1)]
+            if scaled and _kind(settings) is None:
                 raise ConfigError(
-                    f"{where}: {name}: {scaled[0]}={one[scaled[0]]!r} without a rope_type would have no effect: name "
+                    f"{where}: {name}: {scaled[0]}={settings[scaled[0]]!r} has no effect without a rope_type: set "
                     "one, such as linear, dynamic, yarn, longrope or llama3"
                 )
-    if len(said) > 1 and kinds["rope_scaling"] != kinds["rope_parameters"]:
+    if len(fields) > 1 and kinds["rope_scaling"] != kinds["rope_parameters"]:
         raise ConfigError(
-            f"{where}: rope_scaling={said['rope_scaling']!r} and rope_parameters={said['rope_parameters']!r} say "
-            "different types: keep one of them"
+            f"{where}: rope_scaling={fields['rope_scaling']!r} and rope_parameters={fields['rope_parameters']!r} "
+            "have different types: remove one of them"
         )
 
 
 def _each(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The settings of one kind of position; several where each type of layer has its own."""
+    """Yield the settings of all layers, or those of each layer type if they differ."""
     nested = [value for value in given.values() if isinstance(value, Mapping)]
     yield from nested or [given]
 

@@ -1,4 +1,4 @@
-"""Read the folder of a SPLADE model: a masked language model whose logits are pooled over the tokens of an input."""
+"""SPLADE folders: masked language models whose logits are pooled over an input's tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SIMILARITIES: Final[tuple[Similarity, ...]] = ("dot", "cosine")
 
 
 def read_sparse_folder(path: Path, modules: JsonFile | None, settings: JsonFile) -> ModelFolder:
-    """Read the folder of a SparseEncoder of sentence-transformers, or of a masked language model without modules.
+    """Read a SparseEncoder of sentence-transformers, or a masked language model without modules.
 
     Raises:
-        ConfigError: A file is missing or malformed, or a module or setting is not known; names it.
+        ConfigError: A file is missing or malformed, or a module or setting is not supported; the message names it.
     """
     if modules is None:
         body, spec = path, SpladeSpec()
@@ -38,7 +38,7 @@ def read_sparse_folder(path: Path, modules: JsonFile | None, settings: JsonFile)
     architectures = JsonFile("config.json", config).get("architectures", list, [])
     if not any(str(name).endswith("ForMaskedLM") for name in architectures):
         raise ConfigError(
-            f"config.json: architectures={architectures!r} is no masked language model, which SPLADE needs"
+            f"config.json: architectures={architectures!r} is not a masked language model, which SPLADE needs"
         )
     transformer = read_transformer_settings(body, root=path)
     _check_transformer(transformer, modules)
@@ -65,12 +65,12 @@ def read_sparse_folder(path: Path, modules: JsonFile | None, settings: JsonFile)
 
 
 def _chain(modules: JsonFile, path: Path) -> tuple[Path, SpladeSpec]:
-    """The transformer's folder, and the pooling: there is nothing else in a SPLADE model."""
+    """Read the chain of a SPLADE model: the transformer's folder, and the pooling."""
     chain = read_chain(modules, path)
     names = [name for name, _ in chain]
     if len(chain) != 2 or names[0] not in ("Transformer", "MLMTransformer") or names[1] != "SpladePooling":
         raise ConfigError(
-            "modules.json: of sparse models only a Transformer with a SpladePooling is supported, the chain is "
+            "modules.json: a sparse model must be a Transformer followed by a SpladePooling, but the chain is "
             f"{' -> '.join(names) or 'empty'}"
         )
     file = required(chain[1][1] / "config.json", root=path)
@@ -87,7 +87,7 @@ def _chain(modules: JsonFile, path: Path) -> tuple[Path, SpladeSpec]:
 
 
 def _check_transformer(file: JsonFile, modules: JsonFile | None) -> None:
-    """The old MLMTransformer implies its task; the new Transformer must name it."""
+    """Reject unsupported settings. The old MLMTransformer implies its task; the new Transformer must name it."""
     old = modules is None or str(modules.content[0]["type"]).endswith(".MLMTransformer")
     task = file.get("transformer_task", str, "fill-mask" if old else "feature-extraction")
     if task != "fill-mask":

@@ -1,4 +1,4 @@
-"""Read what sentence-transformers keeps beside a transformer, in `sentence_bert_config.json`."""
+"""Settings of sentence-transformers in `sentence_bert_config.json`, beside a transformer."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from typing import Final
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
-_WITHOUT_EFFECT: Final = frozenset(
+_IGNORED: Final = frozenset(
     {"attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "padding_side", "torch_dtype",
      "trust_remote_code", "unpad_inputs", "use_cache", "use_fast", "use_memory_efficient_attention", "use_safetensors"}
 )  # fmt: skip
-"""Arguments that say how a model is run, which is decided here, and not what it gives."""
+"""Ignored arguments: they choose how a model runs, but do not change its results."""
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "model": ("model_kwargs", "model_args"),
     "processor": ("processor_kwargs", "tokenizer_args"),
     "config": ("config_kwargs", "config_args"),
 }
-"""Where arguments for classes of transformers stand, by the newer and the older name."""
+"""Fields with arguments for transformers' classes: newer and older name."""
 
 
 def read_max_seq_length(file: JsonFile) -> int | None:
-    """The longest input that the folder's author wants, special tokens included. None: not said.
+    """The longest input by the folder's settings, in tokens with special tokens. None: not set.
 
     Raises:
-        ConfigError: The file sets something that would change vectors and is not done here; names it.
+        ConfigError: The file has an unsupported setting that would change vectors; the message names it.
     """
     for field in ("query_length", "document_length", "query_expansion"):
         if file.content.get(field) is not None:
-            raise ConfigError(f"{file.name}: {field} is not supported for a model that gives one vector for each text")
+            raise ConfigError(f"{file.name}: {field} is not supported for a model with one vector per text")
     wanted = file.positive("max_seq_length")
     for kind, names in _ARGUMENTS.items():
         for name in names:
             given = JsonFile(f"{file.name}: {name}", file.get(name, dict, {}))
             if kind == "processor":
                 wanted = given.positive("model_max_length") or wanted
-            known = _WITHOUT_EFFECT | ({"model_max_length"} if kind == "processor" else set())
+            known = _IGNORED | ({"model_max_length"} if kind == "processor" else set())
             if unknown := sorted(set(given.content) - known):
                 raise ConfigError(f"{given.name}: {unknown[0]} is not supported")
     return wanted
 
 
 def check_modalities(file: JsonFile, *, output: str) -> None:
-    """Reject a Transformer that reads texts in another way than by one forward of the bare text.
+    """Reject a Transformer that does more with a text than one forward pass.
 
     Args:
         file: `sentence_bert_config.json`.
-        output: Name of what the transformers class gives and the next module takes.
+        output: Name of the model's output that the next module takes.
 
     Raises:
-        ConfigError: Texts go through a chat template or another method, or another output is taken, such as a layer.
+        ConfigError: Texts go through a chat template or another method, or the next module takes another output,
+            such as that of an inner layer.
     """
     for kind, asked in file.get("modality_config", dict, {}).items():
         where = f"{file.name}: modality_config: {kind}"
         if kind == "message":
             raise ConfigError(
-                f"{where}: sentence-transformers puts every text of this folder into the chat template, which is not "
-                f"supported; remove {kind} there if the model was trained on bare texts"
+                f"{where}: sentence-transformers would render every text by this folder's chat template, which is not "
+                f"supported; remove this field if the model was trained on plain texts"
             )
         if kind == "text" and asked != {"method": "forward", "method_output_name": output}:
             raise ConfigError(f"{where} is not supported as {asked!r}, only {output} of forward")

@@ -1,1 +1,1 @@
-"""What a model folder says, as values; and JSON files with checked types."""
+"""Settings of a model folder as values, and JSON files with checked types."""

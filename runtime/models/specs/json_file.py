@@ -1,4 +1,4 @@
-"""Read a JSON file of a model folder, field by field, with the type of each checked."""
+"""JSON files of a model folder, read field by field with type checks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class JsonFile:
     """A JSON file, or an object inside one."""
 
     name: str
-    """As errors name it: relative to the model folder."""
+    """Name in error messages: the path relative to the model folder, and the object inside the file."""
     content: Any
 
     @classmethod
     def read(cls, path: Path, *, root: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> JsonFile | None:
-        """Read one file. None: there is no such file.
+        """Read one file. None: the file does not exist.
 
         Raises:
-            ConfigError: It is not JSON, or its outermost value is not a `kind`.
+            ConfigError: It is not JSON, or its outermost value is not of type `kind`.
         """
         name = str(path.relative_to(root))
         try:
@@ -41,14 +41,14 @@ class JsonFile:
 
     @classmethod
     def empty(cls) -> JsonFile:
-        """What stands for an optional file that is absent: every field has its default."""
+        """Return the stand-in for a missing optional file: every field has its default."""
         return cls("", {})
 
     def get(self, field: str, kind: type[T], default: D) -> T | D:
-        """The field's value; `default` where it is absent or null.
+        """Return the field's value, or `default` if the field is absent or null.
 
         Raises:
-            ConfigError: The value is of another type.
+            ConfigError: The value is not of type `kind`.
         """
         value = self.content.get(field)
         if value is None:
@@ -58,14 +58,22 @@ class JsonFile:
         return value
 
     def positive(self, field: str) -> int | None:
-        """A whole number from 1 on; None where the field is absent or null."""
+        """Return an integer of at least 1; None if the field is missing.
+
+        Raises:
+            ConfigError: The value is something else.
+        """
         value = self.get(field, int, None)
         if value is not None and value < 1:
             raise ConfigError(f"{self.name}: {field}={value} must be at least 1")
         return value
 
     def size(self, field: str) -> int:
-        """A whole number from 1 on that must be there."""
+        """Return an integer of at least 1 from a required field.
+
+        Raises:
+            ConfigError: The field is missing, or its value is something else.
+        """
         if (value := self.positive(field)) is None:
             raise ConfigError(f"{self.name}: {field} is missing")
         return value

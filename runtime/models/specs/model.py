@@ -1,4 +1,4 @@
-"""What was understood of a model folder: its transformer, and the heads on top of it. Frozen values, no torch."""
+"""Settings of a model folder: its transformer and heads, as frozen values without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 EndPooling: TypeAlias = Literal["end"]
-"""The vector of the token that ends a text for CLIP: the first one of its id, wherever it stands."""
+"""CLIP's pooling: the vector of the first token that has the end token's id."""
 
 SpladePooling: TypeAlias = Literal["max", "sum"]
 SpladeActivation: TypeAlias = Literal["relu", "log1p_relu"]
@@ -28,7 +28,7 @@ Architecture: TypeAlias = Literal[
     "image encoder",
     "image classifier",
 ]
-"""What stands on top of the transformer in the checkpoint, as the Auto classes of transformers tell them apart."""
+"""Kind of model in the checkpoint, as the Auto classes of transformers distinguish them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Dense:
     activation: str
     """Name of a class of `torch.nn`, such as `Tanh`."""
     residual: bool
-    """Whether the input is added to the result (through a second matrix where the widths differ)."""
+    """Add the input to the result, through a second matrix if the widths differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,27 +55,27 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Vectors are brought to length 1 here, and more modules follow."""
+    """A normalisation to length 1 with more modules after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """A linear layer whose tensors lie in a file by themselves, or among those of the transformer."""
+    """A linear layer stored in a separate file, or among the transformer's weights."""
 
     files: tuple[Path, ...]
-    """The first of these that there is: safetensors, or what torch has pickled."""
+    """Candidate files, safetensors or pickled; the first that exists is read."""
     weight: str
-    """Name of the tensor [out, in] in the file."""
+    """Name of the weight tensor, of shape [out, in]."""
     bias: str | None
-    """Name of the tensor [out]. None: there is none."""
+    """Name of the bias tensor, of shape [out]. None: no bias."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLayer:
-    """A linear layer of the checkpoint itself."""
+    """A linear layer of the checkpoint's own class."""
 
     name: str
-    """In its class, such as `text_projection`."""
+    """Attribute of the class, such as `text_projection`."""
 
 
 HeadModule: TypeAlias = Dense | LayerNorm | Normalize | Projection | OwnLayer
@@ -83,82 +83,82 @@ HeadModule: TypeAlias = Dense | LayerNorm | Normalize | Projection | OwnLayer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """One vector for each input."""
+    """One vector per input."""
 
     pooling: tuple[PoolingMode | EndPooling, ...]
-    """Several are concatenated in this order; `end` stands alone."""
+    """Pooling modes; several are concatenated in this order. `end` must be the only one."""
     modules: tuple[HeadModule, ...]
-    """What follows the pooling, without the normalisation at the very end."""
+    """Modules after the pooling, without the normalisation at the end."""
     normalize: bool
-    """Whether the chain ends by bringing vectors to length 1."""
+    """Normalise vectors to length 1 at the end."""
     pools_prompt: bool = True
-    """Whether the tokens of a prompt count in the pooling."""
+    """Include the tokens of a prompt in the pooling."""
     truncate_dim: int | None = None
-    """Keep the first so many values of each vector. None: all."""
+    """Keep only this number of leading values of each vector. None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpladeSpec:
-    """Weights for the whole vocabulary, from the logits of a masked language model."""
+    """Sparse weights of the whole vocabulary, from the logits of a masked language model."""
 
     pooling: SpladePooling = "max"
-    """Over the tokens of an input."""
+    """Pooling over the tokens of an input."""
     activation: SpladeActivation = "relu"
     """`relu`: log(1 + relu(x)). `log1p_relu`: log(1 + log(1 + relu(x)))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWeightsSpec:
-    """Weights for the tokens that an input has, as BGE-M3 gives them."""
+    """Sparse weights of the input's own tokens, as in BGE-M3."""
 
     projection: Projection
-    """To one value."""
+    """Linear layer from a token vector to one value."""
     left_out: tuple[str, ...]
-    """Tokens that have no weight, in the tokenizer's own spelling. The first two stand before and behind a text."""
+    """Tokens without a weight, in the tokenizer's spelling. The first two stand before and after a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiVectorSpec:
-    """One vector for each token."""
+    """One vector per token."""
 
     modules: tuple[HeadModule, ...] = ()
-    """What every token vector goes through, without the normalisation at the very end."""
+    """Modules applied to each token vector, without the normalisation at the end."""
     own_layer: str | None = None
-    """Name of a linear layer of the checkpoint's own class, through which every token vector goes first."""
+    """Linear layer of the checkpoint's own class that is applied before `modules`. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnVectorSpec:
-    """One vector for each image, pooled and projected by the checkpoint's own class: its `get_image_features`."""
+    """One vector per image, from `get_image_features` of the checkpoint's own class."""
 
     modules: tuple[HeadModule, ...] = ()
-    """What follows, without the normalisation at the very end."""
+    """Modules applied to it, without the normalisation at the end."""
     normalize: bool
-    """Whether the chain ends by bringing vectors to length 1."""
+    """Normalise vectors to length 1 at the end."""
     truncate_dim: int | None = None
     """As for `DenseSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelsSpec:
-    """One logit for each label, made of the whole input by the checkpoint's own head."""
+    """One logit per label, from the checkpoint's own head on the whole input."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLabelsSpec:
-    """One logit for each label and token, made by the checkpoint's own head."""
+    """One logit per label and token, from the checkpoint's own head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitScoreSpec:
-    """One logit, of a language model: how much likelier one answer to the input is than another."""
+    """The logit of a "yes" token after the input, minus that of a "no" token."""
 
     true_token: int | str
-    """The token of the vocabulary that says yes, or its id."""
+    """The "yes" token or its id."""
     false_token: int | str | None
-    """The one that says no, whose logit is subtracted. None: nothing is subtracted."""
+    """The "no" token or its id, whose logit is subtracted. None: nothing is subtracted."""
     rounded: bool = False
-    """Whether the score is rounded to bfloat16, as its authors give it."""
+    """Round the score to bfloat16, as the authors do."""
 
 
 HeadSpec: TypeAlias = (
@@ -175,166 +175,171 @@ HeadSpec: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
-    """What the folder says is done to a query, or to a document, for late interaction."""
+    """Treatment of queries, or of documents, for late interaction."""
 
     marker: str = ""
-    """Goes before the text, behind the tokens that the tokenizer puts first."""
+    """Text between the tokenizer's leading special tokens and the input."""
     max_tokens: int | None = None
-    """Longest input, special tokens and marker included. None: what the model takes."""
+    """Longest input in tokens, special tokens and marker included. None: the model's limit."""
     always_cut: bool = False
-    """Whether longer inputs are cut without being asked: the model knows no others."""
+    """Cut longer inputs even if the request does not ask for it: the model was not trained on them."""
     expand_to: int = 0
-    """Fill shorter inputs up to so many tokens. 0: do not."""
+    """Length in tokens that shorter inputs are expanded to. 0: no expansion."""
     expansion: str | None = None
-    """The token that they are filled up with. None: the tokenizer's mask token, else its last token of a text."""
+    """The token added by the expansion. None: the tokenizer's mask token, else its last token of a text."""
     attend_to_expansion: bool = False
-    """Whether tokens attend to those that were filled in."""
+    """Let other tokens attend to the added ones."""
     skipped: tuple[str, ...] = ()
-    """Tokens whose vectors are left out."""
+    """Tokens whose vectors are dropped."""
     skipped_first: str | None = None
-    """A token whose vector is left out where it stands first, such as `<s>`."""
+    """A token whose vector is dropped if it is the first, such as `<s>`."""
     frame: tuple[str, str] | None = None
-    """What stands before and behind the text instead of the tokenizer's special tokens. None: those do."""
+    """Text before and after the input, instead of the tokenizer's special tokens. None: the special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTemplate:
-    """What makes one text of a query, a document and an instruction, for rerankers that are language models."""
+    """An LLM reranker's prompt: renders query, document and instruction as one text."""
 
     text: str | None = None
-    """Has the fields `{query}` and `{document}`, and `{instruction}` where there is a place for one. None: the chat
-    template of the folder's tokenizer, which is given a message of each of the roles `query` and `document`, and one of
-    `system` before them where there is an instruction, as sentence-transformers does it."""
+    """Prompt with the fields `{query}` and `{document}`, and `{instruction}` if it takes one.
+
+    None: the chat template of the folder's tokenizer. As in sentence-transformers, it gets one message of role `query`
+    and one of role `document`, and before them one of role `system` if there is an instruction.
+    """
     instruction: str | None = None
-    """What the model is to look for unless the request says it. None: what the chat template says by itself."""
+    """Instruction of requests that bring none. None: the chat template's own default."""
     structured: bool = False
-    """For a chat template: the content of a message is a list of `{"type": "text", "text": ...}`, and not a text."""
+    """For a chat template: a message's content is a list of `{"type": "text", "text": ...}`, not a string."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What a chat template is given beside the messages, such as `add_generation_prompt`."""
+    """Arguments of a chat template besides the messages, such as `add_generation_prompt`."""
     add_special_tokens: bool = False
-    """Whether the tokenizer adds special tokens around the text."""
+    """Add the tokenizer's special tokens around the text."""
     instruction_format: str = "{instruction}"
-    """For `text`: what an instruction that is not empty is written as."""
+    """For `text`: the form of an instruction that is not empty."""
     roles: tuple[str, str] = ("query", "document")
-    """For a chat template: the roles of the messages that hold the query and the document."""
+    """For a chat template: the roles of the messages with the query and the document."""
     strips: bool = False
-    """For a chat template: whether blanks around both texts are dropped."""
+    """For a chat template: strip white space around both texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairPieces:
-    """Pieces of a pair that are tokenized each by itself, for rerankers that are language models."""
+    """An LLM reranker's prompt in pieces, each of which is tokenized by itself."""
 
-    begins: bool = False
-    """Whether the tokenizer's first token of a text (`bos_token`) stands first, where it is not the padding."""
+    starts_with_bos: bool = False
+    """Begin with the tokenizer's `bos_token`, unless it is the padding token too."""
     before: str = ""
-    """Stands before the query; empty: nothing does."""
+    """Piece before the query. Empty: there is none."""
     query: str
-    """With the field `{query}`."""
+    """Piece with the field `{query}`."""
     instruction: str | None = None
-    """With the field `{instruction}`: goes before the query, into the same piece, where a request has one. None: the
-    model takes none."""
+    """Text with the field `{instruction}`, put before the query in its piece.
+
+    It is left out if there is no instruction. None: the model takes no instruction.
+    """
     between: str
-    """Separates query and document."""
+    """Piece between query and document."""
     document: str
-    """With the field `{document}`."""
+    """Piece with the field `{document}`."""
     after: tuple[str, ...]
-    """The pieces behind the document."""
+    """Pieces after the document."""
     max_tokens: int
-    """The authors' `max_length`: tokens of query and document together. Three quarters of it bound the query."""
+    """The authors' `max_length`: tokens of query and document together. The query has at most 3/4 of them."""
     counts_after: bool = False
-    """Whether that is exceeded by as many tokens as `after` has, as in FlagEmbedding."""
+    """Let the whole sequence exceed `max_tokens` by the tokens of `after`, as in FlagEmbedding."""
 
 
 PairForm: TypeAlias = PairTemplate | PairPieces
-"""What a language model reads of a pair."""
+"""The prompt of an LLM reranker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """How a language model is shown images: by vectors in the places of image tokens, many for each image."""
+    """Image input of a language model: image vectors replace image tokens, several per image."""
 
-    alone: tuple[str, str] | None
-    """What stands before and behind an image by itself. None: what the chat template writes around it."""
-    converses: bool
-    """Whether images and texts may stand together, as a conversation."""
-    words: tuple[str, ...] = ()
-    """Without conversations: texts that may stand beside an image, as they say what stands around it anyway."""
+    frame: tuple[str, str] | None
+    """Text before and after a single image. None: the chat template writes it."""
+    takes_conversations: bool
+    """True if images and texts may stand together in a conversation."""
+    ignored_texts: tuple[str, ...] = ()
+    """Texts that may accompany an image without conversations: `frame` has them already, so they are ignored."""
 
 
-Reading: TypeAlias = Literal["folder", "assumed", "user"]
-"""Who says that the transformer's own vectors are what is wanted: the folder's files (such as `modules.json`), nobody,
-or the user (`task="embed"`)."""
+DecidedBy: TypeAlias = Literal["folder", "assumed", "user"]
+"""Source of the decision to use the transformer's vectors without a head of the checkpoint.
+
+`folder`: its files, such as `modules.json`. `assumed`: nothing says so. `user`: `task="embed"`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """What a model folder says about itself."""
+    """The settings of a model folder."""
 
     path: Path
 
     body: Path
-    """Where `config.json`, the weights and the tokenizer of the transformer lie: `path` or a folder in it."""
+    """Folder with the transformer's `config.json`, weights and tokenizer: `path` or a folder inside it."""
 
     config: Mapping[str, Any]
-    """The transformer's own `config.json`."""
+    """The transformer's `config.json`."""
 
     architecture: Architecture = "encoder"
 
-    reading: Reading = "folder"
-    """Who says what is read of the checkpoint. A head that is left out is only harmless where somebody does."""
+    decided_by: DecidedBy = "folder"
+    """Source of the decision to use no head of the checkpoint. If it is `assumed`, an unread head is an error."""
 
     heads: tuple[HeadSpec, ...]
-    """What is made of the token vectors of a text; empty where none is read."""
+    """Heads on the token vectors of a text. Empty: the model reads no text."""
 
     image_heads: tuple[HeadSpec, ...] = ()
-    """What is made of an image that goes through a tower of its own; empty where there is no such tower."""
+    """Heads of the image tower. Empty: there is no separate image tower."""
 
-    fills_texts: bool = False
-    """Whether a text is always filled up to the longest one with the tokenizer's padding token, which the model was
-    trained to see."""
+    pads_texts: bool = False
+    """Pad each text to the longest input with the tokenizer's padding token, as in training."""
 
     scoring: Scoring | None = "bi-encoder"
-    """How a query and a document are compared."""
+    """Method of scoring a query and a document. None: the model has no scores."""
 
     similarity: Similarity | None = None
-    """How vectors are to be compared. None: not said."""
+    """Similarity function of vectors. None: not set."""
 
     labels: tuple[str, ...] = ()
     """Names of the labels, in the order of their logits."""
 
     activation: Activation = "identity"
-    """What makes scores of logits."""
+    """Function from logits to scores."""
 
     pair_template: PairForm | None = None
-    """What makes one text of a pair. None: the tokenizer's special tokens do."""
+    """Prompt of a pair. None: two texts with the tokenizer's special tokens."""
 
     matryoshka: bool = False
-    """Whether vectors may be cut: the model was trained for it."""
+    """True if the model was trained for truncated vectors."""
 
     dimensions: tuple[int, ...] = ()
-    """The widths that it was trained for; empty: not said."""
+    """Vector widths that it was trained for. Empty: not set."""
 
     max_seq_length: int | None = None
-    """Longest input that the folder's author wants, special tokens included. None: not said."""
+    """Longest input by the folder's settings, in tokens with special tokens. None: not set."""
 
     lower_case: bool = False
-    """Whether text is lowercased before the tokenizer sees it."""
+    """Lowercase text before tokenization."""
 
     prompts: Mapping[str, str]
-    """Texts that the model was trained to see before an input, by name, such as `query`."""
+    """Prompts that the model was trained with, by name, such as `query`."""
 
     default_prompt: str = ""
-    """The prompt that the folder puts before every text; empty for most models."""
+    """The prompt before every text; empty for most models."""
 
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
-    """How queries and documents are read; empty where they are read alike."""
+    """Treatment of queries and documents. Empty: both are treated alike."""
 
     images: ImageSpec | None = None
-    """How it is shown images between texts. None: it is not."""
+    """Image input of a vision-language model. None: the model is of another kind."""
 
     notes: tuple[str, ...] = ()
-    """What the reader had to assume, for the log."""
+    """Assumptions, for the log."""
 
-    doubts: tuple[str, ...] = ()
-    """What it assumed on little evidence, for the log as a warning."""
+    warnings: tuple[str, ...] = ()
+    """Assumptions on little evidence, logged as warnings."""

@@ -43,12 +43,12 @@ class MultimodalReader:
     def __init__(self, tokenizer: TextTokenizer, spec: ImageSpec, layout: ImageLayout, images: ImageReader) -> None:
         self._tokenizer = tokenizer
         self._layout = layout
-        self._converses = spec.converses
-        self._words = spec.words
+        self._takes_conversations = spec.takes_conversations
+        self._ignored_texts = spec.ignored_texts
         self._images = images
-        self._alone: SpecialTokens | None = None
-        if spec.alone is not None:
-            self._alone = read_frame(spec.alone, tokenizer.shared.tokenizer)
+        self._frame: SpecialTokens | None = None
+        if spec.frame is not None:
+            self._frame = read_frame(spec.frame, tokenizer.shared.tokenizer)
         self._check_image_token()
 
     def _check_image_token(self) -> None:
@@ -58,8 +58,8 @@ class MultimodalReader:
             ConfigError: It has not: config.json and the tokenizer mean different tokens, or an ordinary one.
         """
         image = self._layout.image_token
-        if self._alone is not None:
-            shown, place = [*self._alone.prefix, *self._alone.suffix].count(image), "the text around an image"
+        if self._frame is not None:
+            shown, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
             wanted = 0
         else:
             message = {"role": "user", "content": (Image(b""),)}
@@ -87,8 +87,8 @@ class MultimodalReader:
         Raises:
             InvalidInput: The model does not take the conversation or one of its images, or not so many.
         """
-        if not self._converses:
-            (count,) = self._looked_at([_only_image(chat, self._words)], "messages", self._count, int)
+        if not self._takes_conversations:
+            (count,) = self._looked_at([_only_image(chat, self._ignored_texts)], "messages", self._count, int)
             ids = self._framed(count)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
@@ -100,7 +100,7 @@ class MultimodalReader:
 
     def _read(self, given: ModelInput) -> Outcome:
         try:
-            if not self._converses:
+            if not self._takes_conversations:
                 sequence = self._page(given)
             elif isinstance(given.source, Image):
                 message = {"role": "user", "content": (given.source,)}
@@ -115,15 +115,15 @@ class MultimodalReader:
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """An image by itself, in the words that the model was trained to see around one."""
-        images = self._prepared(given, [_only_image(given.source, self._words)], "input")
+        images = self._prepared(given, [_only_image(given.source, self._ignored_texts)], "input")
         ids = self._framed(self._tokens(images[0]))
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
 
     def _framed(self, count: int) -> TokenIds:
         """So many image tokens, and what stands around them."""
-        assert self._alone is not None
-        return [*self._alone.prefix, *repeat(self._layout.image_token, count), *self._alone.suffix]
+        assert self._frame is not None
+        return [*self._frame.prefix, *repeat(self._layout.image_token, count), *self._frame.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
         """What the chat template makes of it. A prompt becomes a system message, but not for an image by itself."""

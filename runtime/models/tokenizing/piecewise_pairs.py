@@ -47,7 +47,7 @@ class PieceReader:
         self._shared = shared
         self._limits = limits
         self._pieces = pieces
-        self._first: TokenIds = [first_token] if pieces.begins and first_token is not None else []
+        self._first: TokenIds = [first_token] if pieces.starts_with_bos and first_token is not None else []
         self._before: TokenIds = [*self._first, *(shared.ids(pieces.before) if pieces.before else [])]
         self._between = shared.ids(pieces.between)
         self._after: TokenIds = [token for piece in pieces.after for token in shared.ids(piece)]

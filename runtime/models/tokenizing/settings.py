@@ -44,7 +44,7 @@ _IN_THE_FILE: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Settings of classes of which `tokenizer.json` is the result, and their values that need no word."""
 
-_WITHOUT_EFFECT: Final = frozenset(
+_IGNORED: Final = frozenset(
     {"_commit_hash", "add_special_tokens", "backend", "device_map", "is_local", "language", "local_files_only",
      "mask_padding", "max_len", "max_length", "model_type", "name_or_path", "pad_to_multiple_of",
      "pad_token_type_id", "padding", "processor_class", "return_tensors", "response_template",
@@ -145,7 +145,7 @@ def _notes(file: JsonFile) -> Iterator[str]:
         if name in _IN_THE_FILE:
             if value not in _IN_THE_FILE[name]:
                 yield f"{SETTINGS}: {name}={value!r}: what is done is what tokenizer.json says"
-        elif name not in _USED | _WITHOUT_EFFECT and not name.endswith(("_token", "_tokens")):
+        elif name not in _USED | _IGNORED and not name.endswith(("_token", "_tokens")):
             yield f"{SETTINGS}: {name} is not known here, and has no effect"
 
 

@@ -143,10 +143,10 @@ def _build_tokenizer(
     folder: ModelFolder, source: LoadedTokenizer, loaded: Loaded, *, vocabulary: int, max_tokens: int
 ) -> TextTokenizer:
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
-    converses = folder.images is None or folder.images.converses
+    takes_conversations = folder.images is None or folder.images.takes_conversations
     roles = (
         filling_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
-        if folder.fills_texts
+        if folder.pads_texts
         else resolve_roles(
             folder.roles,
             source.backend,
@@ -162,12 +162,12 @@ def _build_tokenizer(
         lower_case=folder.lower_case,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
-        chat_template=source.chat_template if converses else None,
+        chat_template=source.chat_template if takes_conversations else None,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
         roles=roles,
         sees=folder.images is not None,
-        reads_one=loaded.image is not None or not converses,
+        reads_one=loaded.image is not None or not takes_conversations,
         truncation_side=source.truncation_side,
         cleans_up=source.cleans_up,
     )
