@@ -1,4 +1,4 @@
-"""Every async test runs on asyncio, uvloop and trio, and fails if anything blocks the event loop."""
+"""Fixtures of all tests. Async tests run on asyncio, uvloop and trio, and fail if anything blocks the event loop."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_event_loop() -> Iterator[BlockBuster]:
-    """A blocking call on the event loop's thread raises `BlockingError` at the place of the call."""
+    """Raise `BlockingError` where the event loop's thread makes a blocking call."""
     with blockbuster_ctx() as blockbuster:
         yield blockbuster
 
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[structlog.typing.EventDict]]:
-    """What was logged, as data: rendering a traceback reads source files, which is for a terminal to wait for."""
+    """Log events as data. Rendering a traceback reads source files, which would block the event loop."""
     with captured_logs() as events:
         yield events

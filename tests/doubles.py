@@ -67,14 +67,14 @@ def logs_to(processor: Processor) -> Iterator[None]:
 
 @contextmanager
 def captured_logs() -> Iterator[list[EventDict]]:
-    """What this package logs, as data."""
+    """Collect the package's log events, as data."""
     capture = structlog.testing.LogCapture()
     with logs_to(capture):
         yield capture.entries
 
 
 def vector(ids: Sequence[int]) -> NDArray[np.float32]:
-    """What `LetterModel` answers: length, sum, first and last id. Differs for nearly all texts."""
+    """The vector of `LetterModel` for ids: length, sum, first and last id. Differs for nearly all texts."""
     return np.array([len(ids), sum(ids), ids[0], ids[-1]], dtype=np.float32)
 
 
@@ -94,7 +94,7 @@ class LetterModel:
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
     at_once: list[int] = field(default_factory=list)
-    """What each forward was told."""
+    """The `at_once` argument of each forward."""
     warmed_up: list[tuple[Lane, str]] = field(default_factory=list)
     """Each time, and the name of the thread."""
 
@@ -257,7 +257,7 @@ def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]
 
 
 class _TrappedList(list[Any]):
-    """A message that is sound while its worker takes custody of it, and crashes it then."""
+    """A message that crashes its worker once custody of it is taken."""
 
     def __init__(self, message: Sequence[Any], error: Exception) -> None:
         super().__init__(message)
@@ -284,7 +284,7 @@ class _TrappedArrival:
 
 
 TURNS = 100
-"""Of the event loop, before it is left to rest: an event of tasks alone has come by then."""
+"""Turns of the event loop before it may rest: tasks alone have done their part by then."""
 
 
 def wait_in(builder: BatchFormer[Any], items: Iterable[Item[Any]]) -> None:

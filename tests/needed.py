@@ -9,7 +9,7 @@ from packaging.version import Version
 
 
 def needs(package: str, least: str, why: str) -> pytest.MarkDecorator:
-    """A mark that skips a test, or a row of one, where `package` is older than `least`."""
+    """Return a mark that skips a test where `package` is older than `least`."""
     return pytest.mark.skipif(is_older(package, least), reason=_reason(package, least, why))
 
 

@@ -64,8 +64,8 @@ class Plan:
 
 
 @dataclass(slots=True)
-class CoreLimiter:
-    """CoreLimiter that processes had during a measurement, in the mean; filled in at its end."""
+class CoresUsed:
+    """Cores that processes used during a measurement, in the mean; filled in at its end."""
 
     server: float = 0.0
     loops: float = 0.0
@@ -79,7 +79,7 @@ class Cell:
 
     load: LoadOutcome
     health: ProbeOutcome
-    cores: CoreLimiter
+    cores: CoresUsed
 
     def rate(self, scenario: Scenario) -> float:
         """Texts, documents or images per second."""
@@ -94,7 +94,7 @@ class Level:
     capacity_per_s: float
     outcome: ArrivalsOutcome
     health: ProbeOutcome
-    cores: CoreLimiter
+    cores: CoresUsed
 
 
 @dataclass(slots=True)
@@ -273,14 +273,14 @@ def _noting(seen: Visit, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _counting(server: Server | None, *, neighbour: bool) -> Iterator[CoreLimiter]:
+def _counting(server: Server | None, *, neighbour: bool) -> Iterator[CoresUsed]:
     """Count the cores of all who run during the block.
 
     Args:
         server: The one that is measured, with its child processes.
         neighbour: Run busy loops during the block.
     """
-    found = CoreLimiter()
+    found = CoresUsed()
     ours = [] if server is None else list(family(server.process.pid))
     with busy_loops(wanted=neighbour) as loops:
         began = time.perf_counter()

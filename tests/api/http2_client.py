@@ -47,8 +47,8 @@ def number(value: int) -> bytes:
 
 
 @dataclass
-class ImageFeatures:
-    """What the server has sent."""
+class Received:
+    """Frames that the server has sent."""
 
     frames: list[Any] = field(default_factory=list)
     statuses: dict[int, bytes] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ImageFeatures:
 class RawHttp2:
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self.stream = stream
-        self.seen = ImageFeatures()
+        self.seen = Received()
         self._buffer = b""
         self._decoder = hpack.Decoder()
 
@@ -111,16 +111,16 @@ class RawHttp2:
             while not condition():
                 await self.read()
 
-    async def until_settled(self, *streams: int) -> ImageFeatures:
+    async def until_settled(self, *streams: int) -> Received:
         """Read until each stream is answered or reset, or the connection is closed."""
         await self.until(lambda: all(self.seen.settled(stream) for stream in streams))
         return self.seen
 
-    async def until_closed(self) -> ImageFeatures:
+    async def until_closed(self) -> Received:
         await self.until(lambda: self.seen.closed)
         return self.seen
 
-    async def until_answered_ping(self) -> ImageFeatures:
+    async def until_answered_ping(self) -> Received:
         """Read until the server has seen everything that was sent, or is gone."""
         await self.send(frame(PING, b"all seen"))
         frames = self.seen.frames

@@ -22,7 +22,7 @@ from tests.doubles import until
 
 @dataclass
 class Outcome:
-    """Of one request."""
+    """The outcome of one request."""
 
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -68,7 +68,7 @@ class Http3Client:
         return stream_id
 
     async def send_raw(self, data: bytes) -> Outcome:
-        """Send these bytes on a stream of their own, and wait for what becomes of it."""
+        """Send bytes on a new stream, and return its outcome."""
         stream_id = self.quic.get_next_available_stream_id()
         self.outcomes[stream_id] = Outcome()
         self.quic.send_stream_data(stream_id, data, end_stream=True)

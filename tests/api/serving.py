@@ -1,4 +1,4 @@
-"""A server on a real socket inside the test's event loop, and a client that speaks bytes."""
+"""A server on a real socket in the test's event loop, and a byte client."""
 
 from __future__ import annotations
 

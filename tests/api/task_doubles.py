@@ -1,4 +1,4 @@
-"""A model of letters that gives every output, and cards of models that give some of them."""
+"""A model of letters with every output, and cards of models with some of them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TAGGER = replace(CLASSIFIER, outputs=(Output.TOKEN_LABELS,), labels=("O", "CAPIT
 
 
 def label_logits(text: str) -> list[float]:
-    """How often each label stands in a text."""
+    """Count each label in a text."""
     return [float(text.count(label)) for label in LABELS]
 
 
 def pair_logit(first: str, second: str) -> float:
-    """How many letters two texts have in common, less 1."""
+    """Count the letters that two texts have in common, less 1."""
     return float(len(set(first) & set(second)) - 1)
 
 
 def token_logits(text: str) -> list[list[float]]:
-    """Whether each letter is a capital: -1, 1 or 1, -1."""
+    """Return the logits of each letter: 1, -1 for a capital, else -1, 1."""
     return [[-1.0, 1.0] if letter.isupper() else [1.0, -1.0] for letter in text]
 
 
@@ -49,7 +49,7 @@ def token_vectors(text: str) -> list[list[float]]:
 
 
 def letter_counts(text: str) -> SparseVector:
-    """How often each letter stands in a text."""
+    """Count each letter in a text."""
     letters, counts = np.unique([ord(letter) for letter in text], return_counts=True)
     return SparseVector(letters.astype(np.int32), counts.astype(np.float32))
 

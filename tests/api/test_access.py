@@ -1,4 +1,4 @@
-"""Who may ask: keys, pages of other origins, and the paths of a proxy."""
+"""Access: keys, pages of other origins, and the paths of a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a target leads, however it is spelled, and that every way of HTTP agrees on it."""
+"""Targets lead to one place, however they are spelled, in every version of HTTP."""
 
 from __future__ import annotations
 

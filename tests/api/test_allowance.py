@@ -1,4 +1,4 @@
-"""What a client may cost: one account for all of its connections."""
+"""The cost of a client: one account for all of its connections."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def made_up(choice: random.Random) -> bytes:
 
 
 async def answers(served: Served, sent: bytes) -> bytes:
-    """What the server says, but for what varies; until it closes, or for a second where it waits for more."""
+    """Return the server's answer without variable parts, until it closes or waits for a second."""
     received = b""
     async with await served.connect() as stream:
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream), anyio.move_on_after(20):

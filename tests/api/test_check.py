@@ -21,7 +21,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def told(stderr: str) -> list[str]:
-    """The lines on the standard error, but for one that says that the machine is too busy to measure kernels."""
+    """Return lines of standard error, but for the one about a busy machine."""
     return [line for line in stderr.splitlines() if '"model.not_measured"' not in line]
 
 

@@ -71,7 +71,7 @@ WITHOUT_FLAG = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, list[EngineConfig]]]:
-    """What `serve` would have run."""
+    """Return the settings that `serve` would have run with."""
     found: list[tuple[ServerConfig, list[EngineConfig]]] = []
 
     async def serve(server: ServerConfig, engines: list[EngineConfig], *listeners: Any) -> None:

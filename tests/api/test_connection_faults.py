@@ -1,4 +1,4 @@
-"""What goes wrong in one connection ends it, with an answer where there can be one, and reaches no other."""
+"""Faults of one connection end it, with an answer where possible, and reach no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of one connection more than there may be: another makes room, and probes are answered in any case."""
+"""One connection too many: another makes room, and probes are answered in any case."""
 
 from __future__ import annotations
 

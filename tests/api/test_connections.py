@@ -354,7 +354,7 @@ GENERAL = post(b'{"input":"a"}', "origin: https://page.example")
 
 
 async def read_of(client: socket.socket) -> bytes:
-    """What the server sends next; nothing at its end."""
+    """Return the next bytes of the server; nothing at its end."""
     with anyio.fail_after(30):
         await anyio.wait_readable(client)
     return client.recv(2**16)

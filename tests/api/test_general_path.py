@@ -1,4 +1,4 @@
-"""The general path, with the server's side of ASGI played by the test, message by message."""
+"""The general path, with the test as the ASGI server, message by message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client of HTTP/2 can do to a server: floods, windows that stay shut, streams that are left."""
+"""Hostile HTTP/2 clients: floods, windows that stay shut, streams that are left."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ FLOODS = {
 
 @pytest.fixture
 def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever owes waits for ever; a slow machine would forgive as it goes."""
+    """Let clients who owe wait for ever; a slow machine would forgive some of it."""
     monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)
     monkeypatch.setattr(http2, "OWING_S", 3600)
 
@@ -207,12 +207,12 @@ async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
 async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class ImageFeatures(StrictConnection):
+    class Counting(StrictConnection):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(http2, "StrictConnection", ImageFeatures)
+    monkeypatch.setattr(http2, "StrictConnection", Counting)
     async with serving(engine_on(LetterModel())) as served, raw_http2(served, setting(1, 2**30)) as client:
         await client.send(setting(1, 2**31))
         for stream in range(1, 601, 2):
@@ -244,7 +244,7 @@ class Answering:
     def __init__(self, parts: int, part: bytes) -> None:
         self.parts, self.part = parts, part
         self.taken: list[int] = []
-        """Of each request, how many."""
+        """Number of streams of each request."""
         self.ended = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

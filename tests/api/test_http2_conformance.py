@@ -1,4 +1,4 @@
-"""The sections of RFC 9113 and RFC 7541 that a server can be asked about, frame by frame, each on a real server.
+"""Sections of RFC 9113 and RFC 7541, frame by frame on a real server.
 
 The cases follow those of h2spec, a known suite in Go that PyPI, npm and Debian do not have. The standard lets a server
 end the connection for most errors of a stream; here the other streams must go on.

@@ -44,7 +44,7 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 @pytest.fixture(autouse=True)
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts, and clients read certificates."""
+    """Allow imports at start-up, and clients to read certificates."""
     nothing_blocks_the_event_loop.deactivate()
 
 

@@ -1,4 +1,4 @@
-"""Who may begin a connection of QUIC, and what a token of a Retry is worth."""
+"""The beginning of QUIC connections, and the worth of a Retry's token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT = ("10.0.0.1", 4433)
 
 @dataclass
 class First:
-    """What is read of a first datagram."""
+    """Fields of a first datagram."""
 
     destination_cid: bytes = b"12345678"
     source_cid: bytes = b"abcdefgh"

@@ -1,4 +1,4 @@
-"""What the lines of the log look like, and what never stands in them."""
+"""The form of log lines, and the things that never stand in them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ glibc = pytest.mark.skipif(not is_glibc(), reason="another allocator")
 
 
 def run(how: str, **environment: str) -> tuple[bool | None, int]:
-    """Whether memory is kept, and the pages that ten further blocks of 12 MB took from the kernel."""
+    """Return if memory is kept, and page faults of ten further blocks of 12 MB."""
     plain = {name: value for name, value in os.environ.items() if name not in memory._USER_HAS_SET}
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True, env=plain | environment
@@ -126,7 +126,7 @@ def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def held_bytes(file: Path) -> int:
-    """What this process holds of a file that it has mapped once."""
+    """Return the resident bytes of a file that is mapped once."""
     mapping = Path("/proc/self/smaps").read_text().partition(f"{file}\n")[2]
     return 1024 * int(mapping.partition("Rss:")[2].split()[0])
 

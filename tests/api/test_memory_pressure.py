@@ -1,4 +1,4 @@
-"""What clients see of a server that comes near its memory limit."""
+"""Clients of a server that comes near its memory limit."""
 
 from __future__ import annotations
 

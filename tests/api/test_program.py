@@ -1,4 +1,4 @@
-"""What the program does before it does anything else."""
+"""The first steps of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one party may hold of a server, and what the others and the probes see of it."""
+"""The share of one party, and the view of others and of probes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def metrics_may_be_read(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Those of the process are in /proc."""
+    """Allow reads of /proc, where the metrics of the process are."""
     nothing_blocks_the_event_loop.deactivate()
 
 

@@ -1,4 +1,4 @@
-"""Every route of a task on a real engine with models whose answers are known, without sockets."""
+"""Every route of a task on a real engine with known answers, without sockets."""
 
 from __future__ import annotations
 
@@ -355,11 +355,11 @@ BODIES: dict[str, tuple[ModelCard, dict[str, Any]]] = {
     "/v1/reranking": (CROSS_ENCODER, {"query": "a", "input": ["b"]}),
 }
 NO_MODEL = TEI_PATHS | WEAVIATE_PATHS
-"""Where requests name no model."""
+"""Routes whose requests name no model."""
 
 
 def message_of(response: httpx.Response, status: int) -> str:
-    """What went wrong, in whichever words the route has for it."""
+    """Return the error message of a response in the words of its route."""
     assert response.status_code == status, response.text
     said = response.json()
     told: object = said["message"] if "message" in said else said["error"]

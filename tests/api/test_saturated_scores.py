@@ -1,4 +1,4 @@
-"""Scores that are all 1 (or 0) in float32 are ranked by the logits they were made of, in every dialect."""
+"""Scores of 1 (or 0) in float32 are ranked by their logits, in every dialect."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any
 
 @pytest.mark.parametrize("shift", [20.0, 40.0, -150.0, -800.0])
 async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
-    """Its client sorts by the scores, which are all 1 in float32, and from a logit of 37 on in doubles, too."""
+    """Its client sorts by the scores: all 1 in float32, and in doubles from a logit of 37."""
     async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:
         body = {"query": QUERY, "documents": DOCUMENTS, "property": ""}
         rows = (await client.post("/rerank", json=body)).json()["scores"]
@@ -119,7 +119,7 @@ async def test_scores_show_their_logits_only_where_they_are_asked_for() -> None:
 
 
 async def test_labels_are_ordered_by_logits() -> None:
-    """Sigmoids of all three are 1, and the order of the labels is not that of their logits."""
+    """Sigmoids of all three are 1; the order of labels is not that of logits."""
     model = Sure(card=replace(CLASSIFIER, activation="sigmoid"))
     async with serving(engine_on(model)) as served, served.client() as client:
         text = "abbccc"  # logits 41, 42, 43

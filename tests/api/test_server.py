@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts, and a model's when it loads."""
+    """Allow the imports of Hypercorn and of a model at start-up."""
     nothing_blocks_the_event_loop.deactivate()
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong, told in the words of text-embeddings-inference where its clients ask."""
+"""Errors in the words of text-embeddings-inference, on its routes."""
 
 from __future__ import annotations
 

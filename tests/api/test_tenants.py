@@ -1,4 +1,4 @@
-"""Whose turn it is on the device, asked over HTTP by several callers at once."""
+"""Turns on the device, asked for over HTTP by several callers at once."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(autouse=True)
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts, and clients read certificates."""
+    """Allow imports at start-up, and clients to read certificates."""
     nothing_blocks_the_event_loop.deactivate()
 
 
@@ -84,7 +84,7 @@ def client_of(served: Served, context: ssl.SSLContext, **settings: Any) -> httpx
 
 
 async def connect(served: Served, context: ssl.SSLContext, *, strict: bool = False) -> anyio.streams.tls.TLSStream:
-    """A client that, if strict, takes an end of the connection without TLS's own end for an attack."""
+    """Connect a client that, if strict, takes an end without TLS's own for an attack."""
     return await anyio.connect_tcp(
         "127.0.0.1",
         served.port,

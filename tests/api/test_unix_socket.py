@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts, and files are looked at."""
+    """Allow imports at start-up, and looks at files."""
     nothing_blocks_the_event_loop.deactivate()
 
 

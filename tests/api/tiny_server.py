@@ -40,7 +40,7 @@ class TinyServer:
 
 @functools.cache
 def folder(name: str) -> Path:
-    """Of a model of `KINDS`; built once, and left until the process ends."""
+    """Return the folder of a model of `KINDS`; built once for the process."""
     root = tempfile.TemporaryDirectory(prefix="staged-pool-")
     _ROOTS.append(root)
     return build(KINDS[name], Path(root.name) / name)

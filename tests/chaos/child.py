@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients that speak to it in turns."""
+"""A server in a process of its own, and clients that speak in turns."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.chaos.harness import UnderFire
 
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
-    """Hypercorn's half for the running backend is imported when the server starts, and clients are plain sockets."""
+    """Allow imports at start-up, and clients that are plain sockets."""
 
 
 @pytest.fixture(autouse=True)

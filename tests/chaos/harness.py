@@ -1,4 +1,4 @@
-"""A server that is attacked, and what must be true of it afterwards, whatever was done."""
+"""A server under attack, and the conditions that must hold afterwards."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class UnderFire(Attacked):
 
     model: LetterModel
     act: Callable[[str], Awaitable[None]] | None = None
-    """What happens between the stages, from now on: see `acting_channels`."""
+    """An action between the stages, from now on: see `acting_channels`."""
     gates: list[Gate] = field(default_factory=list)
 
     @staticmethod

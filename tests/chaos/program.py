@@ -51,7 +51,7 @@ WIDE: Final = 1_000_000
 
 
 class Deeds:
-    """What a text does, beside being counted.
+    """Actions of a text, beside being counted.
 
     Args:
         gate: `hold` waits in preprocess until this file exists.

@@ -61,7 +61,7 @@ def _request(dice: random.Random) -> bytes:
 
 
 def http2(dice: random.Random) -> bytes:
-    """A connection's beginning and some streams, with frames between them of which some are allowed there."""
+    """Make a connection's beginning and some streams, with legal and illegal frames between them."""
     encoder = hpack.Encoder()
     sent = dice.choices((PREFACE + SETTINGS, PREFACE, PREFACE[:10]), (20, 2, 1))[0]
     for stream_id in range(1, dice.choice((4, 10, 20)), 2):
@@ -123,7 +123,7 @@ def _parts(dice: random.Random, body: bytes) -> Iterator[bytes]:
 
 
 def conversation(grammar: Grammar, seed: int) -> bytes:
-    """What one client sends. One in four is damaged afterwards."""
+    """Make the bytes of one client. One in four is damaged afterwards."""
     dice = random.Random(seed)
     sent = bytearray(grammar(dice))
     if dice.random() < 0.25 and sent:

@@ -74,7 +74,7 @@ async def fetching(clip: Path, **others: Any) -> AsyncIterator[tuple[Attacked, h
 
 
 def words(logged: Sequence[Any]) -> set[str]:
-    """What the log calls the errors of requests."""
+    """Return the logged names of requests' errors."""
     return {event["error"] for event in logged if event["event"] == "request.finished" and "error" in event}
 
 

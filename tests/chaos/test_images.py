@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 FRAMES = 10_000
 CLOSE = 1e-4
-"""How far a vector may be from the one that the model gives without a server. Two images are much further apart."""
+"""Largest distance of a vector from the model's own. Two images differ by far more."""
 SOLE, SOLE_SIZE = encode(drawing(90, 70, 1)), (70, 90)
 OTHER = encode(drawing(64, 80, 2), "JPEG")
 
@@ -95,7 +95,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def is_busy(served: Served, stage: str, workers: int) -> bool:
-    """Whether so many workers of a stage have something in hand."""
+    """True if that many workers of a stage have work."""
     return any(one.name == stage and one.busy == workers for one in served.engine.statistics().stages)
 
 
@@ -192,7 +192,7 @@ async def test_rows_36_to_38_what_is_no_image_that_can_be_read_fails_its_request
 
 
 def modes() -> dict[str, tuple[bytes, bytes]]:
-    """Files of every kind, and each as a plain PNG of what is seen in it."""
+    """Return files of every kind, each with a plain PNG of the same pixels."""
     source = drawing(96, 64, 5)
     turned = Pillow.Exif()
     turned[0x0112] = 6
@@ -217,7 +217,7 @@ def modes() -> dict[str, tuple[bytes, bytes]]:
 
 
 def _seen(data: bytes) -> Pillow.Image:
-    """What a viewer shows of a file, on white."""
+    """Render a file on white, as a viewer does."""
     source = Pillow.open(BytesIO(data))
     upright = ImageOps.exif_transpose(source)
     if upright.mode.startswith("I;16"):

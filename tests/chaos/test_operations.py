@@ -53,7 +53,7 @@ POINTS = {
     "send postprocess": "batch",
     "take postprocess": "postprocess",
 }
-"""Where a worker crashes between the stages, and of which."""
+"""The stages, and places between them, in which a worker crashes."""
 
 
 # In one event loop
@@ -374,7 +374,7 @@ async def test_row_60_after_a_mixture_of_everything_nothing_is_left(fire: UnderF
 
 @pytest.fixture(params=["asyncio", "uvloop", "trio"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Which event loop the process runs on."""
+    """The event loop of the process."""
     return str(request.param)
 
 

@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Child]:
 
 @pytest.fixture
 def any_server(tmp_path: Path) -> Iterator[Child]:
-    """Where the event loop makes no difference."""
+    """A server on any event loop: it makes no difference here."""
     with child("plain", "asyncio", tmp_path) as started:
         started.wait_ready()
         yield started

@@ -26,7 +26,7 @@ LARGE = post(json.dumps({"input": ["a"] * 2000}).encode())
 """A small request with an answer of more than 100 KB."""
 
 MANY = 100
-"""Of what the checklist wants a thousand of: enough to see that nothing is left of any."""
+"""Clients, where the table wants a thousand: enough to see that nothing is left."""
 
 
 @contextmanager

@@ -34,7 +34,7 @@ EXTRA: Final = (
     *("chromadb", "cohere", "haystack", "infinity_client", "langchain_cohere", "langchain_nvidia_ai_endpoints"),
     *("langchain_ollama", "langchain_openai", "llama_index", "mixedbread", "ollama", "openai", "voyageai"),
 )
-"""What `make clients` installs beside the tests; LiteLLM has a place of its own."""
+"""Packages of `make clients`; LiteLLM has an environment of its own."""
 
 KEY: Final = "a-key-of-the-tests-0123456789abcdef"
 TEXTS: Final = ["A man is eating food.", "naïve café, Ωmega 🙂", "short", "Someone has a meal."]
@@ -47,7 +47,7 @@ LOOPS: Final = [
 no clients, are on all for each change."""
 
 WITHIN: Final = 1e-5
-"""Of values that went through the decimal numbers of a dialect."""
+"""Tolerance of values that went through the decimal numbers of a dialect."""
 
 
 class Oracle:
@@ -85,7 +85,7 @@ def what_clients_leave_open() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What clients warn of, and what they leave open, is up to them."""
+    """Allow warnings and open resources of clients."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
-    """What clients do in their own loops is up to them."""
+    """Allow clients to block their own loops."""
 
 
 def client_package(name: str, *, of_the_extra: bool = True) -> Any:

@@ -12,7 +12,7 @@ LONG = "long " * 10_000
 
 
 def asking(server: Oracle, route: str, body: str | None = None, **fields: Any) -> Any:
-    """What its client makes of the answer of a route to a body of this type."""
+    """Return its client's reading of a route's answer to a body of this type."""
     infinity = client_package("infinity_client")
     client = infinity.AuthenticatedClient(base_url=server.url, token=KEY, raise_on_unexpected_status=True)
     route_of = client_package(f"infinity_client.api.default.{route}")

@@ -21,7 +21,7 @@ VECTORS: dict[str, str] = {
     "cohere": "/v2/embed",
     "huggingface": "/m/embedder",  # its requests name no model
 }
-"""What follows the address of the server in `api_base`, by provider."""
+"""The part of `api_base` behind the server's address, by provider."""
 RANKINGS: dict[str, str] = {
     "cohere": "/v2/rerank",
     "hosted_vllm": "",
@@ -49,7 +49,7 @@ def test_vectors(server: Oracle, provider: str) -> None:
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "infinity", "voyage", "nvidia_nim"])
 def test_purposes(server: Oracle, provider: str) -> None:
-    """`input_type` names a prompt where the model has any, and changes nothing where it has none."""
+    """`input_type` names a prompt where the model has any; else it changes nothing."""
     litellm = client_package("litellm", of_the_extra=False)
     for model, prompt in (("embedder", None), ("prompted", "query")):
         asked = {"input": TEXTS, "api_key": KEY, "api_base": server.url + VECTORS[provider], "input_type": "query"}

@@ -23,7 +23,7 @@ __all__ = ["Serve", "tiny_folder"]
 
 
 class Serve(Protocol):
-    """Gives a client of a real server of these kinds of tiny models, or of folders, each under its folder's name."""
+    """Return a client of a real server of tiny models, each named by its folder."""
 
     def __call__(self, *kinds: str | Path, auto_truncate: bool = True, **settings: Any) -> httpx.Client: ...
 

@@ -8,14 +8,14 @@ import httpx
 
 
 def answer(client: httpx.Client, path: str, **body: Any) -> Any:
-    """What is answered to a request that must succeed."""
+    """Return the answer to a request that must succeed."""
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def rejection(client: httpx.Client, path: str, status: int, **body: Any) -> Any:
-    """What is answered to a request that must fail; nothing of the machine may stand in it."""
+    """Return the error of a request that must fail. Nothing of the machine may stand in it."""
     response = client.post(path, json=body)
     assert response.status_code == status, response.text
     assert not any(leak in response.text for leak in ("Traceback", "/tmp", ".py", "0x"))

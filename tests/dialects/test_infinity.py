@@ -16,7 +16,7 @@ CLASSIFIER = "seqcls-multiclass"
 TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
 LONG = "the statement yields a module " * 60
 NO_MODEL = "default/not-specified"
-"""What its client sends where its caller names no model."""
+"""The model name that its client sends by default."""
 
 
 def test_its_clients_request_for_vectors(serve: Serve) -> None:

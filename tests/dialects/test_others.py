@@ -1,4 +1,4 @@
-"""What the clients of Cohere, Jina, text-embeddings-inference and Infinity send and expect, on real models."""
+"""Requests of clients of Cohere, Jina, text-embeddings-inference and Infinity, on real models."""
 
 from __future__ import annotations
 

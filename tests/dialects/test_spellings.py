@@ -1,4 +1,4 @@
-"""Words in any case, null for what is left out, and errors that blame no input for what holds for all of them."""
+"""Words in any case, null for absent fields, and errors about all inputs."""
 
 from __future__ import annotations
 

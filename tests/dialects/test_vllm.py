@@ -1,4 +1,4 @@
-"""What vLLM's own tests expect of its server, on real models."""
+"""Expectations of vLLM's own tests, on real models."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def post(client: Any, path: str, body: Any) -> Any:
 
 
 def vector_request(text: str, **config: Any) -> dict[str, Any]:
-    """What text2vec-transformers marshals: also the fields of the answer, empty."""
+    """Return a request as text2vec-transformers marshals it: the answer's fields too, empty."""
     return {"text": text, "dims": 0, "vector": None, "error": "", "config": config}
 
 

@@ -1,4 +1,4 @@
-"""Errors name the field that the caller sent, and where in it the fault is, in every dialect."""
+"""Errors name the caller's field and the place of the fault, in every dialect."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_errors_name_what_the_caller_sent(  # noqa: PLR0917  # one case
 
 
 VLLM = ("/v1/embeddings", "/pooling", "/classify", "/classify_tokens", "/embeddings", "/invocations")
-"""Where a hint may name a field that could have been sent."""
+"""Routes whose hints may name a field that could have been sent."""
 
 
 def test_an_error_of_one_input_has_its_index(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Everything that `/openapi.json` allows, and much that it does not, asked of a server with tiny, real models.
+"""Requests made from `/openapi.json`, valid and invalid, to a server with tiny, real models.
 
 `parsers.py` gives bytes that coverage guides to our own parsers (`targets.py`); `corpus/` has what they are read from.
 

@@ -27,7 +27,7 @@ KINDS: Final[Mapping[str, str]] = {
     "sparse": "splade-bert",
     "tokens": "colbert-pylate",
 }
-"""What is served, so that every route is there: served name and kind of tiny model."""
+"""Served models, so that every route exists: served name and kind of tiny model."""
 
 KEY: Final = secrets.token_hex(16)
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
@@ -38,7 +38,7 @@ _CASES: Final = re.compile(r"(?P<cases>[\d,]+) generated")
 
 
 class Wrong(Exception):
-    """What was found. Its text says how to repeat it."""
+    """A finding. Its text says how to repeat it."""
 
 
 def fuzz(

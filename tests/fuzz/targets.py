@@ -1,4 +1,4 @@
-"""Parsers of our own, each as a function of any bytes that raises `AssertionError` where something is wrong.
+"""Our own parsers, each as a function of bytes that raises `AssertionError` on a fault.
 
 Each may fail with its documented errors only. Where a second reader exists, it must read the same.
 """
@@ -42,7 +42,7 @@ MOST_UNPACKED: Final = 2**20
 
 
 def http_head(data: bytes) -> None:
-    """A request reads the same in one piece as in several, and as the standard library reads its headers."""
+    """A request reads the same whole and in pieces, and as the standard library does."""
     if not data:
         return
     cut, data = data[0], data[1:]
@@ -59,7 +59,7 @@ def http_head(data: bytes) -> None:
 
 
 def _events(pieces: list[bytes]) -> list[object]:
-    """What is read of a first request: events up to its end, and the class of an error."""
+    """Return the events of a first request, and the class of an error."""
     reader = StrictReader(4096, 2**16)
     found: list[object] = []
     body = b""
@@ -99,7 +99,7 @@ def form(data: bytes) -> None:
 
 
 def data_url(data: bytes) -> None:
-    """What is decoded is no longer than the URL; base64 without a flaw is read as the standard library does."""
+    """Decoded data is no longer than its URL; flawless base64 equals the standard library's."""
     for in_lines in (False, True):
         found = decode_data_url(memoryview(b"data:" + data), in_lines=in_lines)
         assert found is None or len(found) <= len(data)
@@ -112,7 +112,7 @@ def data_url(data: bytes) -> None:
 
 
 def extracted(data: bytes) -> None:
-    """JSON with what was set aside put back is the JSON that came, but for the ends of lines within base64."""
+    """JSON with extracted images put back equals the JSON that came, except for line ends."""
     with _patched(extract_images, BLOCK=16, SLICE=64):
         found = extract_images.extract(data)
         assert len(found.json) <= len(data) + 64 * len(found._held)
@@ -249,7 +249,7 @@ def _vectors(pieces: list[bytes]) -> object:
 
 
 def coding(data: bytes) -> None:
-    """A compressed body unpacks as the standard library unpacks it, a bounded piece at a time."""
+    """A compressed body unpacks as in the standard library, a bounded piece at a time."""
     if not data:
         return
     for name, packed in ((GZIP, data), (DEFLATE, data), (GZIP, gzip.compress(data)), (DEFLATE, zlib.compress(data))):
@@ -270,7 +270,7 @@ def coding(data: bytes) -> None:
 
 
 def url(data: bytes) -> None:
-    """A URL is rejected, or what is asked of its host has no character that a head must not have."""
+    """A URL is rejected, or the request to its host has legal characters only."""
     with suppress(StagedPoolError):
         found = read_url(data.decode("utf-8", "replace"))
         if isinstance(found, WebUrl):
@@ -286,7 +286,7 @@ def url(data: bytes) -> None:
 
 @contextmanager
 def _patched(module: Any, **others: int) -> Iterator[None]:
-    """Make the sizes of our own module small for a while, so that small inputs cross their ends."""
+    """Shrink the sizes of a module for a while, so that small inputs cross them."""
     before = {name: getattr(module, name) for name in others}
     for name, value in others.items():
         setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""What fuzzing of our own parsers has found, again; `python -m tests.fuzz.parsers` looks for more."""
+"""Findings of fuzzing our own parsers; `python -m tests.fuzz.parsers` looks for more."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Setting:
-    """How the server of an attack is started."""
+    """Settings of the server of an attack."""
 
     flags: tuple[str, ...] = ()
     model: str | None = None
@@ -66,9 +66,9 @@ class Setting:
 
 
 BOUNDED: Final = Setting(("--memory-limit", "3G", "--max-connections", "200"))
-"""Limits that a short attack can reach, as those by default on a larger machine in more time. One server for many."""
+"""Limits that a short attack can reach. One server serves many attacks."""
 
-ImageFeatures: TypeAlias = Mapping[str, int]
+Counts: TypeAlias = Mapping[str, int]
 """Counts of what an attack has done and been told. One that counts nothing has not attacked, which is a failure."""
 
 
@@ -81,10 +81,10 @@ class Attack:
     """
 
     name: str
-    run: Callable[[Target], ImageFeatures]
+    run: Callable[[Target], Counts]
     setting: Setting
     work_s: float
-    """Seconds of honest work, such as a forward, that the bystander may find on the device."""
+    """Seconds of honest work, such as a forward, that may be ahead of the bystander."""
     may_lose: bool
     """The server may reject the bystander meanwhile, clearly and at once: only where nothing better is possible."""
 
@@ -94,10 +94,10 @@ _REGISTRY: Final[dict[str, Attack]] = {}
 
 def attack(
     name: str, setting: Setting = BOUNDED, *, work_s: float = 0.0, may_lose: bool = False
-) -> Callable[[Callable[[Target], ImageFeatures]], Callable[[Target], ImageFeatures]]:
+) -> Callable[[Callable[[Target], Counts]], Callable[[Target], Counts]]:
     """Register an attack under a name."""
 
-    def register(run: Callable[[Target], ImageFeatures]) -> Callable[[Target], ImageFeatures]:
+    def register(run: Callable[[Target], Counts]) -> Callable[[Target], Counts]:
         if name in _REGISTRY:
             raise ValueError(f"two attacks have the name {name!r}")
         _REGISTRY[name] = Attack(name, run, setting, work_s, may_lose)

@@ -39,12 +39,12 @@ LISTS: Final[Mapping[str, bytes]] = {
     "pairs": b'["a","b"]', "lists of an id": b"[1]", "messages": b'{"role":"","content":""}',
     "objects with a text": b'{"text":"a"}', "nulls": b"null",
 }  # fmt: skip
-"""What a list consists of."""
+"""Elements of a list, by shape."""
 
 TEXTS: Final[Mapping[str, bytes]] = {
     "words": b"a ", "commas": b",", "brackets": b"[{", "escapes": b"\\u0041", "quotes": b'\\"', "accents": "é".encode(),
 }  # fmt: skip
-"""What a text consists of."""
+"""Characters of a text, by shape."""
 
 OTHERS: Final = ("one list of ids in a list", "depth", "fields", "the field again and again", "parts of a message")
 SHAPES: Final = (*LISTS, *TEXTS, *OTHERS)
@@ -84,7 +84,7 @@ class Field:
     is_form: bool = False
 
     def body(self, shape: str, size: int) -> tuple[str, bytes]:
-        """A type and a body of a shape in this field, of about so many bytes."""
+        """Return a media type and a body of a shape, of about `size` bytes."""
         if shape == "the field again and again":
             dense = _listed(b'"%s":1' % self.name.encode(), size)
         else:
@@ -119,8 +119,8 @@ def _names(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[st
 
 
 @dataclass(frozen=True)
-class ImageFeatures:
-    """What one request has brought about."""
+class Effect:
+    """The effect of one request."""
 
     field: Field
     shape: str
@@ -166,7 +166,7 @@ def described(server: Running) -> Mapping[str, Any]:
     return found
 
 
-def attack(server: Running, field: Field, shape: str, size: int) -> ImageFeatures:
+def attack(server: Running, field: Field, shape: str, size: int) -> Effect:
     """Send one body, and see what it does to the server."""
     kind, body = field.body(shape, size)
     before = server.resident_bytes
@@ -175,7 +175,7 @@ def attack(server: Running, field: Field, shape: str, size: int) -> ImageFeature
     with _probing(server.port) as waits:
         status = _send(server.port, field.path, kind, body)
     ended = time.monotonic()
-    return ImageFeatures(field, shape, len(body), status, ended - began, max(waits), server.peak_bytes - before)
+    return Effect(field, shape, len(body), status, ended - began, max(waits), server.peak_bytes - before)
 
 
 def _send(port: int, path: str, kind: str, body: bytes) -> int:
@@ -259,7 +259,7 @@ def main(
     health: Annotated[float, typer.Option(help="Seconds that /health may take.")] = 0.25,
     growth: Annotated[float, typer.Option(help="Memory that a byte of a body may take.")] = 10.0,
 ) -> None:
-    """Send dense bodies to every route of a real server, and fail where a probe waits or memory grows."""
+    """Send dense bodies to every route; fail if a probe waits or memory grows."""
     wrong = 0
     with serving() as server:
         for field, shape in chosen(described(server), every_shape=every_shape):

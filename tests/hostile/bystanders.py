@@ -1,4 +1,4 @@
-"""Those who suffer: a client with a key and a text every 50 ms, and a probe of `/health` on a new connection."""
+"""Bystanders: a client with a text every 50 ms, and a probe on new connections."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ AT_ONCE = 32
 """Requests of each that may be on their way: one that takes long does not keep the next from being asked."""
 
 TIMEOUT_S = 10.0
-"""As many clients and supervisors have."""
+"""Timeout in seconds, as many clients and supervisors have it."""
 
 
 @dataclass
 class Observed:
-    """What one of them has seen."""
+    """Latencies and errors of one bystander."""
 
     seconds: list[float] = field(default_factory=list)
     """From when a request was due to its answer: one that could not be sent in time counts with its wait."""
@@ -46,7 +46,7 @@ class Observed:
 
 @dataclass
 class Both:
-    """What a client and a probe have seen in the same time."""
+    """Observations of a client and a probe in the same time."""
 
     client: Observed = field(default_factory=Observed)
     probe: Observed = field(default_factory=Observed)
@@ -115,7 +115,7 @@ _NUMBERS: Final = itertools.count()
 
 
 class _Client:
-    """Asks for a vector on one connection, and on a new one where the server has closed it meanwhile."""
+    """A client that asks for a vector on one connection, and reconnects if needed."""
 
     def __init__(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
         self._connect = connect

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing.connection import Connection
 
-from tests.hostile.attack import Attack, ImageFeatures, Target
+from tests.hostile.attack import Attack, Counts, Target
 from tests.hostile.bystanders import Both, observing
 from tests.hostile.server import Running, running
 
@@ -21,12 +21,12 @@ OVERTIME_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack has brought about."""
+    """The outcome of one attack."""
 
     attack: Attack
     calm: Both
     under_attack: Both
-    seen: ImageFeatures
+    seen: Counts
     """By the attack."""
     fault: str | None
     """The exception that ended the attack; None: it went as it should."""
@@ -117,7 +117,7 @@ def _attacker(attack: Attack) -> Iterator[Connection]:
             process.join()
 
 
-def _attack(run: Callable[[Target], ImageFeatures], told: Connection) -> None:
+def _attack(run: Callable[[Target], Counts], told: Connection) -> None:
     os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
     told.send("ready")
     target = told.recv()

@@ -31,7 +31,7 @@ class Running:
     port: int
     quic_port: int | None = None
     trust: ssl.SSLContext | None = None
-    """Of its certificate, if it has one."""
+    """Trust in the server's certificate, if it has one."""
     log: list[dict[str, object]] = field(default_factory=list)
 
     def forget_peak(self) -> None:

@@ -7,7 +7,7 @@ from tests.hostile.bodies import SHAPES, TEXTS, attack, chosen, described, servi
 
 SIZE = 2**20
 FIELDS = 2
-"""Of each route: in the order of its example and its description. Between them they have every shape."""
+"""Fields of each route, in the order of its description. Between them they have every shape."""
 
 HEALTH_S = 1.0
 """Other tests run on the same cores. A body ten times as large held the server for 30 s."""

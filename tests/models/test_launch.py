@@ -1,4 +1,4 @@
-"""Forwards that begin one after the other and run at once, on one or several devices."""
+"""Forwards that begin one after the other and overlap, on one or several devices."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_limits_of_query_and_document_come_first(root: Path) -> None:
 
 
 def test_pieces_are_tokenized_apart(root: Path) -> None:
-    """Two line breaks are one token in a text, and two where one ends the query."""
+    """Two line breaks are one token in a text, and two behind a query."""
     texts = oracle(root / "mxbai-rerank-base-v2")
     assert len(texts.ids("\n\n")) == 1
     whole = texts.logits(

@@ -78,7 +78,7 @@ def paths(text: str) -> Iterator[str]:
 
 
 def words_after(command: str, span: str) -> Iterator[list[str]]:
-    """Yield the words behind each call of a command, up to a comment or a pipe."""
+    """Yield the words behind each call of a command, up to a comment or pipe."""
     for found in re.finditer(rf"(?:^|(?<=[\s/]))(?<![\w-]){command}(?![\w-])([^#|;]*)", span):
         yield found[1].split()
 

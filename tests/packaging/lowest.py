@@ -11,7 +11,7 @@ PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def lowest() -> dict[str, str]:
-    """Return the lower bound of each dependency, build requirements included, by its name in lower case."""
+    """Return the lower bound of each dependency and build requirement, by lower-case name."""
     with PROJECT.open("rb") as file:
         project = tomllib.load(file)
     found = {}

@@ -1,4 +1,4 @@
-"""Imported packages are declared with a lower bound, and with a cap where they are subclassed."""
+"""Imported packages have a lower bound, and a cap where they are subclassed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared: every server has an environment of named versions, and a program that needs nothing of ours."""
+"""Every compared server has an environment of named versions, and needs nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client reads answers that say how long they are, and those that come in chunks, however they are cut."""
+"""The client reads answers with a length and in chunks, however they are cut."""
 
 from __future__ import annotations
 

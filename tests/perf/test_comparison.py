@@ -11,7 +11,7 @@ from perf.peers.comparison import Contender, Spread, failures, ratios, tables
 from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
 from perf.peers.run import comparisons, titled
-from perf.peers.visits import Cell, CoreLimiter, Level, Visit
+from perf.peers.visits import Cell, CoresUsed, Level, Visit
 
 CLIENTS: dict[Scenario, tuple[int, ...]] = {
     "s1": (),
@@ -28,8 +28,8 @@ def visit_with(requests_per_s: int, *, failed: int = 0) -> Visit:
     load = LoadOutcome(latencies_ms=[10.0] * requests_per_s, failed=failed, elapsed_s=1.0)
     level = ArrivalsOutcome(offered=20, accepted_ms=[5.0] * 10, timeouts=4, other_statuses={503: 6}, accepted_s=1.0)
     seen = Visit(start_s=2.0, least_cosine=0.999, processes=1, rss_mb=100, pss_mb=90)
-    seen.cells["m8", 4] = Cell(load, ProbeOutcome([1.0]), CoreLimiter(server=1.5, others=0.1))
-    seen.levels[2.0] = Level(20.0, 10.0, level, ProbeOutcome([1.0]), CoreLimiter(server=1.5, others=0.1))
+    seen.cells["m8", 4] = Cell(load, ProbeOutcome([1.0]), CoresUsed(server=1.5, others=0.1))
+    seen.levels[2.0] = Level(20.0, 10.0, level, ProbeOutcome([1.0]), CoresUsed(server=1.5, others=0.1))
     return seen
 
 

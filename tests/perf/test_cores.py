@@ -1,4 +1,4 @@
-"""Whose the time of a server's threads is."""
+"""The owners of a server's thread time."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ async def measure() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_time_of_threads_is_told_apart_by_their_names(backend: str) -> None:
-    """In a process without the threads of other tests, which end at any time and take theirs with them."""
+    """Run in a process without other tests' threads, which may end at any time."""
     code = f"import anyio; from tests.perf.test_cores import measure; anyio.run(measure, backend={backend!r})"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""How other servers are asked, and how their answers are read and compared."""
+"""Requests to other servers, and reading and comparing their answers."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ import pytest
 from perf.load import LoadOutcome, ProbeOutcome
 from perf.openloop import ArrivalsOutcome
 from perf.peers.kept import KeptRounds, OtherSettings
-from perf.peers.visits import Cell, CoreLimiter, Level, Visit
+from perf.peers.visits import Cell, CoresUsed, Level, Visit
 
 SETTINGS = {"plan": "short", "cpu": "this one"}
 
 
 def a_visit() -> Visit:
     probe = ProbeOutcome([0.5], timeouts=1)
-    cell = Cell(LoadOutcome([1.0, 2.5], failed=2, elapsed_s=0.1), probe, CoreLimiter(others=0.1))
-    level = Level(2.0, 4.0, ArrivalsOutcome(offered=3, other_statuses={503: 2}), probe, CoreLimiter(others=0.2))
+    cell = Cell(LoadOutcome([1.0, 2.5], failed=2, elapsed_s=0.1), probe, CoresUsed(others=0.1))
+    level = Level(2.0, 4.0, ArrivalsOutcome(offered=3, other_statuses={503: 2}), probe, CoresUsed(others=0.2))
     return Visit(1.5, 0.999, {("m8", 4): cell}, {2.0: level}, {"images": level}, {"rank": "it hung"}, 2, 10.0, 9.0)
 
 

@@ -18,7 +18,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of a server that answers the second request of a connection by closing it."""
+    """Port of a server that answers a connection's second request by closing it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threads = [threading.Thread(target=_serve, args=(listener,)) for _ in range(4)]
         for thread in threads:

@@ -1,4 +1,4 @@
-"""What the memory of a process holds."""
+"""The memory of a process."""
 
 from __future__ import annotations
 

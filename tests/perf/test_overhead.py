@@ -1,4 +1,4 @@
-"""What an engine inside a program takes of its event loop."""
+"""The cost of an embedded engine for its program's event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of preprocess: the model's own tokenizing, and images on each of their ways."""
+"""Measurements of preprocess: the model's own tokenizing, and images on each path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folders() -> Iterator[Mapping[str, Path]]:
 
 @pytest.fixture
 def torch_threads() -> Iterator[int]:
-    """How many threads torch has, before and afterwards."""
+    """Restore torch's number of threads."""
     threads = torch.get_num_threads()
     yield threads
     torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ TEXTS = ["one", "a longer text of several words", "two"]
 
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
-    """What is measured here does."""
+    """Allow blocking: these measurements do."""
 
 
 @pytest.mark.parametrize("threadpool", [False, True], ids=["inline", "threadpool"])

@@ -97,7 +97,7 @@ def at(url: str) -> Image:
 
 
 class Host:
-    """Where images are fetched from: the test says when each comes, and whether."""
+    """A host of images: the test decides when each comes, if at all."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -129,7 +129,7 @@ def waiting_to_be_fed(engine: Engine) -> int:
 
 
 def completer(engine: Engine) -> ImageCompleter:
-    """What fetches the images of an engine."""
+    """Return the image fetcher of an engine."""
     completer = engine._pipeline.parse._completer
     assert isinstance(completer, ImageCompleter)
     return completer

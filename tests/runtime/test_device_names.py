@@ -1,4 +1,4 @@
-"""What `--device` may say."""
+"""Values of `--device`."""
 
 from __future__ import annotations
 

@@ -452,7 +452,7 @@ async def test_an_engine_whose_host_is_cancelled_is_not_called_broken(
 
 @pytest.mark.parametrize("turns", range(0, 12, 2))
 async def test_opening_that_is_cancelled_leaves_no_channel_open(turns: int) -> None:
-    """A channel that is left open warns of it when it is collected, which fails the test."""
+    """A channel that stays open warns when it is collected, which fails the test."""
 
     async def cancel(scope: anyio.CancelScope) -> None:
         for _ in range(turns):
@@ -694,7 +694,7 @@ def _same(request: EmbedRequest) -> EmbedRequest:
 
 
 class Body:
-    """What a caller's function holds."""
+    """An object that a caller's function holds."""
 
 
 def _refuse() -> EmbedRequest:

@@ -1,4 +1,4 @@
-"""What the Python face takes, and how it refuses what it does not."""
+"""Arguments that the Python API takes, and those that it rejects."""
 
 from __future__ import annotations
 

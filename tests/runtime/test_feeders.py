@@ -346,7 +346,7 @@ def feeders() -> int:
 
 @asynccontextmanager
 async def feeding(gate: Gate, **settings: Any) -> AsyncIterator[tuple[Engine, LetterModel]]:
-    """An engine whose only thread of preprocess stands at a gate, with room for a list in front of it."""
+    """Open an engine whose only preprocess thread stands at a gate, behind one list."""
     model = LetterModel(on_preprocess=gate)
     settings = {"preprocess_limit": 1, "channel_capacity": 1, "chunk_items": 2} | settings
     async with engine_on(model, **settings) as engine:

@@ -357,7 +357,7 @@ async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_the
 async def test_a_forward_that_was_ahead_is_told_its_own_time_where_the_end_before_it_is_heard_of_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Counted from when the loop has heard that it has a slot, it would have taken no time at all."""
+    """Counted from when the loop learns of the free slot, it takes no time."""
     now = 0.0
     gates = {"run": Gate(), "next": Gate(), "last": Gate()}
     seen: list[float] = []

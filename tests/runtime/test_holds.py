@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Slow(LetterModel):
-    """Whose calls take their time on a clock that is set forward by them.
+    """A model whose calls set the clock forward.
 
     Args:
         forward_s: Seconds of a forward, whatever its size.

@@ -1,4 +1,4 @@
-"""Engines, and what has a task of its own, seen from other tasks, event loops and threads."""
+"""Engines and their tasks, seen from other tasks, event loops and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes two inputs the same work: everything that the device reads, and nothing else."""
+"""Fingerprints of inputs: everything that the device reads, and nothing else."""
 
 from __future__ import annotations
 

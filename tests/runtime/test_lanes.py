@@ -79,7 +79,7 @@ async def test_a_text_overtakes_images_that_hold_the_device() -> None:
 
 @pytest.mark.parametrize("shared_cores", [2, None])
 async def test_a_text_beside_images_does_not_have_the_cores_to_itself(shared_cores: int | None) -> None:
-    """Where there are any that forwards and preprocess share."""
+    """This holds where forwards and preprocess share the cores."""
     preparing, computing = ImageGate(), ImageGate()
     model = SeeingModel(on_preprocess=preparing, on_forward=computing)
     model.card = replace(model.card, forward_workers=2)

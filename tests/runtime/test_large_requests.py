@@ -43,7 +43,7 @@ class Held(LetterModel):
 
 
 def is_full(engine: Engine) -> bool:
-    """What waits to be fed waits for room: nothing is on its way to the device."""
+    """True if all that waits to be fed waits for room; nothing is on its way."""
     statistics, preprocess = engine.statistics(), engine._pipeline.preprocess["text"]
     on_its_way = statistics.stages[1].waiting + preprocess.calls + engine._pipeline.channels[2].waiting
     return not on_its_way and statistics.priorities["interactive"].waiting_requests >= REQUESTS
@@ -73,7 +73,7 @@ async def beside_large_requests(
 
 
 def place(calls: Sequence[Sequence[str]], text: str) -> int:
-    """Of the call that has a text."""
+    """Return the place of the call that has a text."""
     return next(place for place, texts in enumerate(calls) if text in texts)
 
 

@@ -1,4 +1,4 @@
-"""How long torch's threads spin before they sleep, as OpenMP itself tells it, and when they end."""
+"""The spinning of torch's threads, as OpenMP tells it, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompt goes before a text."""
+"""The choice of the prompt before a text."""
 
 from __future__ import annotations
 

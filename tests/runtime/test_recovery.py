@@ -1,4 +1,4 @@
-"""What went wrong once leaves nothing behind: batches grow again, and an idle engine is late for nobody."""
+"""Recovery after faults: batches grow again, and an idle engine is late for nobody."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.runtime.seeing import engine_on
 from tests.runtime.test_coalescing import busy_engine
 
 ENTRY_BYTES = 640
-"""What counts for an entry beside its numbers."""
+"""Bytes that count for an entry beside its numbers."""
 PAYLOAD = TokenSequence([1], DENSE_ONLY)
 
 

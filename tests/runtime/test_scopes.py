@@ -26,7 +26,7 @@ from tests.doubles import Gate, LetterModel, expected, until
 pytestmark = pytest.mark.anyio
 
 FORWARD_S = 0.02
-"""What a forward takes here: longer than the scopes of most tests last."""
+"""Seconds of a forward: longer than most scopes of the tests."""
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def slow_engine() -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def held_engine() -> AsyncIterator[tuple[Engine, Gate]]:
-    """A slow engine whose device is at a batch that ends when the gate opens, at the latest after the test.
+    """Open a slow engine whose device holds a batch until the gate opens.
 
     Nothing that a test asks for beside that batch can be answered too early, however late the loop looks.
     """

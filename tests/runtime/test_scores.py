@@ -1,4 +1,4 @@
-"""What is refused of a request for scores before anything is done, and how documents are ranked."""
+"""Score requests that are rejected early, and the ranking of documents."""
 
 from __future__ import annotations
 

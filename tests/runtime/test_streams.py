@@ -35,7 +35,7 @@ async def running(model: LetterModel, config: EngineConfig = ONE_A_BATCH) -> Asy
 
 
 class Taken:
-    """What a caller was given, in order."""
+    """Results that a caller was given, in order."""
 
     def __init__(self) -> None:
         self.places: list[int] = []

@@ -43,7 +43,7 @@ async def test_the_system_shows_a_thread_by_its_name() -> None:
 
 async def test_what_a_call_was_made_of_is_gone_as_soon_as_its_error() -> None:
     class Body:
-        """What the argument of a call holds."""
+        """An object in the argument of a call."""
 
     def read(body: Body) -> None:
         try:

@@ -115,7 +115,7 @@ def _print_world(console: Console, kind: Kind, world: Any, report: Report, *, wh
 
 
 def _mutants(*, jobs: int, register: bool, only: str) -> int:
-    """Return exit status 1 if a mutant survives, dies of its own error, or goes unnoticed."""
+    """Return exit status 1 if a mutant survives, fails by itself, or goes unnoticed."""
     from tests.sim import kills  # the mutants are made when it is imported
 
     names = [name for name in kills.names() if only in name]

@@ -22,7 +22,7 @@ class Device:
 
 
 def waits_s(waiting: int, coming: int, fixed_s: float, each_s: float, ready_s: float, *, together: bool) -> float:
-    """The sum of all waits on a device that does nothing else, for items of ten tokens."""
+    """Sum all waits on an otherwise idle device, for items of ten tokens."""
     own_s, theirs_s = fixed_s + 10 * each_s * waiting, 10 * each_s * coming
     if together:
         return (waiting + coming) * (ready_s + own_s + theirs_s) - coming * ready_s

@@ -54,7 +54,7 @@ class CountingLoad(NoLoad):
 
 
 class World:
-    """A waiting room, a device that is asked by hand, and requests of one-letter works, each of two tokens.
+    """A queue, a device that is asked by hand, and requests of one-letter works.
 
     Args:
         max_cost: Of a batch.
@@ -228,7 +228,7 @@ def test_a_crash_of_the_leaders_worker_has_another_one_try() -> None:
     ],
 )
 def test_tenants_and_priorities_share_nothing(one: Asker, two: Asker) -> None:
-    """What one asks would show in how long another waits; and each pays for its own."""
+    """Waits would tell one tenant of another's work; and each pays for its own."""
     world = World()
     world.asks("z", *one)
     world.asks("z", *two)
@@ -244,9 +244,9 @@ askers = st.tuples(st.sampled_from([None, "one", "two"]), st.sampled_from(Priori
 def test_nobody_waits_longer_than_if_each_were_worked_on_by_itself(
     requests: list[tuple[str, Asker]], even: bool
 ) -> None:
-    """Where items differ in length: by an item of each other request of its tenant at most, of the tenant's own tokens.
+    """An item waits for at most one of each sibling request, where lengths differ. This counts the tenant's own tokens.
 
-    Turns are not more exact than that, and what the other tenants get meanwhile is the fair queue's affair.
+    Turns are not more exact than that, and the fair queue decides between tenants.
     """
 
     def waits(world: World) -> dict[tuple[int, int], int]:

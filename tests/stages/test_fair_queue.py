@@ -1,4 +1,4 @@
-"""How tenants, their requests and the two priorities share the device, against a reference that is slow and plain."""
+"""Shares of tenants, requests and priorities, against a slow and plain reference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokens_by_tenant(batch: Batch[Item[int]]) -> Counter[Hashable]:
 
 
 def poured(amount: float, backlogs: Sequence[float]) -> list[float]:
-    """What each of several gets of an amount that all share equally, but none takes more of than it has waiting."""
+    """Divide an amount equally, but give no one more than it has waiting."""
     got = [0.0] * len(backlogs)
     thirsty = list(range(len(backlogs)))
     while thirsty and amount > 1e-9:

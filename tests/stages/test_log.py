@@ -1,4 +1,4 @@
-"""What a host hears of the package: nothing, until it configures the standard library's logging."""
+"""Logs of the package in a host: none, until it configures the standard library's logging."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ async def test_custody_settles_what_a_crash_leaves_behind() -> None:
 
 
 async def test_what_a_crash_leaves_behind_gets_an_error_each() -> None:
-    """One object for all would lead each caller to the frames, and the bodies, of the others."""
+    """One object for all would lead each caller to the others' frames and bodies."""
     tickets = [a_ticket() for _ in range(3)]
     with pytest.raises(DeviceLost), custody("here", tickets):
         raise DeviceLost("it is gone")

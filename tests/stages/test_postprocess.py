@@ -1,4 +1,4 @@
-"""How postprocess makes answers: who has a turn between them, and what holds up what."""
+"""Postprocess: who has a turn between answers, and what holds up what."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ async def postprocess_of(
 
 
 def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:
-    """Those of one request."""
+    """Return the ticket and rows of one request."""
     ticket = Ticket(Request, encode, NoLoad())
     ticket.expect(a_plan(rows))
     return ticket, [Item(ticket, index, f"row {index}", 0.0, 1) for index in range(rows)]
 
 
 async def longest_turn(answers: int) -> int:
-    """Answers in a row, at most, while each takes two sevenths of a turn and another task looks on."""
+    """Count the longest run of answers while each takes two sevenths of a turn."""
     answered = 0
 
     def write(_: object) -> None:

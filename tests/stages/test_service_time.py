@@ -42,7 +42,7 @@ def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
 
 
 def test_no_batch_of_many_makes_its_prediction_jump() -> None:
-    """A prediction that falls to half of what it was lets in as much again, and all of that is late."""
+    """A prediction that falls to half admits twice as much, which is late."""
     noise = random.Random(1)
     pace = ServiceTimeModel()
     predicted = []

@@ -1,4 +1,4 @@
-"""What the client writes is what the server reads: the same inputs, whatever they are."""
+"""The server reads the inputs that the client writes, of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer that is no result is raised as: the engine's own errors, over HTTP and back."""
+"""Errors of the client: the engine's own errors, over HTTP and back."""
 
 from __future__ import annotations
 

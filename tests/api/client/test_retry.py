@@ -1,4 +1,4 @@
-"""When a request is sent again: every decision, without input, output or time."""
+"""The decision to send a request again, without input, output or time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client reads of an answer."""
+"""Readers of answers, as clients have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every type of number that an answer can be written in, back to the vector within that type's step."""
+"""Every number type of an answer, read back within the step of its type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS: dict[DType, tuple[float, float]] = {
     "fp8_e4m3": (2**-4, 2**-10),
     "fp8_e5m2": (2**-3, 2**-17),
 }
-"""How far a value may be off: so much of itself, or so much where it is smaller than the normal values."""
+"""Largest error of a value: relative, or absolute below the normal values."""
 
 VECTORS = st_numpy.arrays(
     np.float32,
@@ -38,7 +38,7 @@ ORDERS = st.sampled_from(sorted(BYTE_ORDERS))
 
 
 def decoded(raw: bytes, dtype: DType, endianness: Endianness) -> NDArray[Any]:
-    """What a client makes of the bytes of one vector, without our code."""
+    """Decode the bytes of one vector without our code."""
     order = BYTE_ORDERS[endianness]
     match dtype:
         case "float32" | "float16":

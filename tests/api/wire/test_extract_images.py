@@ -28,7 +28,7 @@ def read(body: bytes | bytearray) -> Request:
 
 
 def decoded(body: bytes) -> list[int]:
-    """How long what the parser saw was, each time, while the request was read."""
+    """Collect the length of each text that the parser saw."""
     seen: list[int] = []
 
     def reader(json_: bytes | bytearray) -> object:
@@ -207,7 +207,7 @@ def test_marks_stand_for_what_was_there(value: object, ascii_: bool, indent: int
 
 
 def without_breaks(value: object) -> object:
-    """Ends of lines in what looks like base64 are of no meaning, and are left out where it is set aside."""
+    """Remove ends of lines from texts like base64: they have no meaning there."""
     return json.loads(json.dumps(value).replace("\\n", "").replace("\\r", ""))
 
 

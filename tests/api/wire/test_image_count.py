@@ -1,4 +1,4 @@
-"""How many images a body shows before it is decoded, in each dialect that takes images."""
+"""The count of a body's images before it is decoded, in each dialect."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def inputs(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[object
 
 
 def content(**part: Any) -> object:
-    """What a message of one part holds."""
+    """Return the content of a message with one part."""
     [given_] = inputs(messages=[{"role": "user", "content": [part]}])
     assert isinstance(given_, TextInput)
     assert isinstance(given_.source, Chat)

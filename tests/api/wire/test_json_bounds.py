@@ -1,4 +1,4 @@
-"""Values are counted as a parser would, whatever stands in texts and wherever a slice ends."""
+"""Values are counted as a parser would, wherever a slice ends."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def read(**fields: Any) -> Any:
 
 
 def data(answer_to: dict[str, Any], result: Any) -> Any:
-    """What the only input is answered with."""
+    """Return the answer of the only input."""
     exchange = Exchange(read_pooling, json.dumps({"input": "a", **answer_to}).encode(), ALL, "r")
     exchange.decode()
     [item] = parsed(exchange.encode(result))["data"]

@@ -7,16 +7,16 @@ import socket
 import time
 from collections import Counter
 
-from tests.hostile.attack import ImageFeatures, Target, attack
+from tests.hostile.attack import Counts, Target, attack
 
 WORDS = 250
-"""Of one text: 252 tokens, which become as many vectors of 384 numbers."""
+"""Words of one text: 252 tokens, which become as many vectors of 384 numbers."""
 TEXTS = 100
 READERS = 8
 
 
 @attack("answers of token vectors that are hardly read (F6)", work_s=0.5)
-def slow_readers_of_token_vectors(target: Target) -> ImageFeatures:
+def slow_readers_of_token_vectors(target: Target) -> Counts:
     """100 KB of texts become 120 MB of JSON, eight times."""
     seen: Counter[str] = Counter()
     texts = [" ".join(["word"] * WORDS + [str(place)]) for place in range(TEXTS)]

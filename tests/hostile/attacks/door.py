@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from tests.hostile.attack import ELSEWHERE, ImageFeatures, Target, attack
+from tests.hostile.attack import ELSEWHERE, Counts, Target, attack
 
 CONNECTIONS = 250
 """More than the server may have."""
@@ -21,8 +21,8 @@ def connect(target: Target) -> socket.socket:
     return socket.create_connection(("127.0.0.1", target.port), timeout=5, source_address=(ELSEWHERE, 0))
 
 
-def hold(target: Target, sent: bytes, drop: bytes) -> ImageFeatures:
-    """Hold many connections that have sent this and go on with a byte now and then, and replace those that end."""
+def hold(target: Target, sent: bytes, drop: bytes) -> Counts:
+    """Hold many connections open with a byte now and then; replace those that end."""
     seen: Counter[str] = Counter()
     held: list[socket.socket] = []
     while not target.time_is_up:
@@ -54,21 +54,21 @@ def hold(target: Target, sent: bytes, drop: bytes) -> ImageFeatures:
 
 
 @attack("connections that ask nothing (F8)")
-def idle_connections(target: Target) -> ImageFeatures:
+def idle_connections(target: Target) -> Counts:
     return hold(target, b"", b"")
 
 
 @attack("heads in drops (F8)")
-def slow_heads(target: Target) -> ImageFeatures:
+def slow_heads(target: Target) -> Counts:
     return hold(target, b"POST /v1/embeddings HTTP/1.1\r\nhost: test\r\nx: ", b"y")
 
 
 @attack("bodies in drops (F8)")
-def slow_bodies(target: Target) -> ImageFeatures:
+def slow_bodies(target: Target) -> Counts:
     return hold(target, target.headers("content-type: application/json", "content-length: 1000"), b" ")
 
 
-def announce(target: Target, head: bytes, *, sends: bool) -> ImageFeatures:
+def announce(target: Target, head: bytes, *, sends: bool) -> Counts:
     """Announce 18 large bodies, and send all of each but the end, or nothing."""
     seen: Counter[str] = Counter()
     held = [connect(target) for _ in range(18)]
@@ -93,16 +93,16 @@ def announce(target: Target, head: bytes, *, sends: bool) -> ImageFeatures:
 
 
 @attack("large bodies to /health, without a key (F1)")
-def bodies_to_health(target: Target) -> ImageFeatures:
+def bodies_to_health(target: Target) -> Counts:
     head = f"POST /health HTTP/1.1\r\nhost: test\r\ncontent-length: {LARGE}\r\n\r\n"
     return announce(target, head.encode(), sends=True)
 
 
 @attack("large bodies that are announced and do not come (F1)")
-def announced_bodies(target: Target) -> ImageFeatures:
+def announced_bodies(target: Target) -> Counts:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=False)
 
 
 @attack("large bodies that never end (F1)")
-def unfinished_bodies(target: Target) -> ImageFeatures:
+def unfinished_bodies(target: Target) -> Counts:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hpack import Encoder
 
-from tests.hostile.attack import ATTACKER_KEY, ELSEWHERE, ImageFeatures, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, ELSEWHERE, Counts, Target, attack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FLOOD_FRAMES = 20_000
@@ -44,8 +44,8 @@ def _connect(target: Target, settings: bytes = b"") -> socket.socket:
     return connection
 
 
-def _flood(target: Target, make: Callable[[], bytes]) -> ImageFeatures:
-    """Send the same bytes on connection after connection, each as long as the server takes them."""
+def _flood(target: Target, make: Callable[[], bytes]) -> Counts:
+    """Send the same bytes on connection after connection, as long as the server takes them."""
     seen: Counter[str] = Counter()
     wire = make()
 
@@ -73,7 +73,7 @@ def _flood(target: Target, make: Callable[[], bytes]) -> ImageFeatures:
 
 
 @attack("HTTP/2: streams opened and reset (F7, CVE-2023-44487)")
-def rapid_reset(target: Target) -> ImageFeatures:
+def rapid_reset(target: Target) -> Counts:
     streams = range(1, FLOOD_FRAMES, 2)
     cancel = (8).to_bytes(4, "big")
     return _flood(
@@ -82,7 +82,7 @@ def rapid_reset(target: Target) -> ImageFeatures:
 
 
 @attack("HTTP/2: streams that the server must reset (CVE-2025-8671)")
-def made_you_reset(target: Target) -> ImageFeatures:
+def made_you_reset(target: Target) -> Counts:
     streams = range(1, FLOOD_FRAMES, 2)
     too_far = (2**31 - 1).to_bytes(4, "big")
     return _flood(
@@ -94,7 +94,7 @@ def made_you_reset(target: Target) -> ImageFeatures:
 
 
 @attack("HTTP/2: PING, SETTINGS, PRIORITY, windows, empty and unknown frames (F7)")
-def frames_that_bring_nothing(target: Target) -> ImageFeatures:
+def frames_that_bring_nothing(target: Target) -> Counts:
     kinds = [
         _frame(PING, b"12345678"),
         _frame(SETTINGS, struct.pack(">HI", 4, 2**16)),
@@ -107,14 +107,14 @@ def frames_that_bring_nothing(target: Target) -> ImageFeatures:
 
 
 @attack("HTTP/2: heads in endless CONTINUATION frames (CVE-2024-27316)")
-def endless_heads(target: Target) -> ImageFeatures:
+def endless_heads(target: Target) -> Counts:
     return _flood(
         target, lambda: _frame(HEADERS, b"\x82", 0, 1) + (_frame(CONTINUATION, b"", 0, 1) * 60) * (FLOOD_FRAMES // 60)
     )
 
 
 @attack("HTTP/2: settings that nobody knows, 65,000 of them")
-def unknown_settings(target: Target) -> ImageFeatures:
+def unknown_settings(target: Target) -> Counts:
     frames = [
         _frame(SETTINGS, b"".join(struct.pack(">HI", name, 7) for name in range(first, first + 2700)))
         for first in range(16, 64_000, 2700)
@@ -123,8 +123,8 @@ def unknown_settings(target: Target) -> ImageFeatures:
 
 
 @attack("HTTP/2: a table of headers of 1 GiB (F4)")
-def large_table(target: Target) -> ImageFeatures:
-    """Each request has an id of its own, which is in the head of its answer."""
+def large_table(target: Target) -> Counts:
+    """Send a new id with each request: it returns in the head of the answer."""
     seen: Counter[str] = Counter()
     with _connect(target, struct.pack(">HI", 1, 2**30)) as connection:
         stream = 1
@@ -148,8 +148,8 @@ def _take(connection: socket.socket, answers: int) -> None:
 
 
 @attack("HTTP/2: answers whose windows stay shut", work_s=0.5)
-def shut_windows(target: Target) -> ImageFeatures:
-    """Each connection asks for a hundred answers of 800 KB and lets none of it through."""
+def shut_windows(target: Target) -> Counts:
+    """Ask for a hundred answers of 800 KB on each connection, and let none through."""
     seen: Counter[str] = Counter()
     body = json.dumps({"input": ["word"] * 200}).encode()
     connections: list[socket.socket] = []

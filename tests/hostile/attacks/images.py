@@ -14,7 +14,7 @@ from functools import cache
 
 from PIL import Image as Pillow
 
-from tests.hostile.attack import ATTACKER_KEY, ImageFeatures, Setting, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, Counts, Setting, Target, attack
 
 THREADS = 16
 """Requests at once, and threads that the server decodes in."""
@@ -88,8 +88,8 @@ def _bodies(kind: Callable[[], Mapping[str, Callable[[], bytes]]]) -> dict[str, 
     return found
 
 
-def _send(target: Target, bodies: Mapping[str, bytes]) -> ImageFeatures:
-    """Have as many clients as the server has threads send one image after the other, each at least one."""
+def _send(target: Target, bodies: Mapping[str, bytes]) -> Counts:
+    """Send images from as many clients as the server has threads, one after the other."""
     seen: Counter[str] = Counter()
     headers = {"authorization": f"Bearer {ATTACKER_KEY}", "content-type": "application/json"}
 
@@ -118,14 +118,14 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> ImageFeatures:
 
 
 @attack("images that unpack to a hundred times their bytes (F5)", SEEING)
-def large_images(target: Target) -> ImageFeatures:
+def large_images(target: Target) -> Counts:
     """Sixteen at a time, for as much memory as the server lets them have."""
     return _send(target, _bodies(_large))
 
 
 @attack("images that unpack, with 4 GiB of address space", UNDER_ULIMIT)
-def images_in_an_address_space(target: Target) -> ImageFeatures:
-    """Where an allocation fails beyond the limit, and nothing is freed by ending a process."""
+def images_in_an_address_space(target: Target) -> Counts:
+    """Send images to a server whose allocations fail beyond a limit."""
     seen = _send(target, _bodies(_large))
     if set(seen) - {"200", "413", "429"}:
         raise AssertionError(f"memory ran out: {dict(seen)}")
@@ -133,6 +133,6 @@ def images_in_an_address_space(target: Target) -> ImageFeatures:
 
 
 @attack("images of endless scans, chunks and comments (F11)", SEEING)
-def slow_images(target: Target) -> ImageFeatures:
+def slow_images(target: Target) -> Counts:
     """Files that kept a core, and the interpreter's lock, for up to ten seconds each."""
     return _send(target, _bodies(_slow))

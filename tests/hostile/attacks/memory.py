@@ -8,18 +8,18 @@ import threading
 import time
 from collections import Counter
 
-from tests.hostile.attack import ATTACKER_KEY, ImageFeatures, Setting, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, Counts, Setting, Target, attack
 
 SENDERS = 24
 TEXTS = 1500
 LAST_ANSWER_S = 5.0
-"""How long the last answers are waited for."""
+"""Seconds to wait for the last answers."""
 TEXT = "many words of one text " * 200
 """4.6 KB, of which a request has 1,500: 7 MB. It is cut to 256 tokens, so that the bodies are the most of it."""
 
 
 @attack("bodies against a small memory limit", Setting(("--memory-limit", "800M")), work_s=1.0, may_lose=True)
-def many_large_bodies(target: Target) -> ImageFeatures:
+def many_large_bodies(target: Target) -> Counts:
     """Each sender has 7 MB on its way all the time."""
     seen: Counter[str] = Counter()
     body = json.dumps({"inputs": [f"{number} {TEXT}" for number in range(TEXTS)], "truncate": True}).encode()

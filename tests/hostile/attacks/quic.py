@@ -13,7 +13,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import HandshakeCompleted
 
-from tests.hostile.attack import ATTACKER_KEY, BOUNDED, ELSEWHERE, ImageFeatures, Setting, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, BOUNDED, ELSEWHERE, Counts, Setting, Target, attack
 
 QUIC = Setting(BOUNDED.flags, quic=True)
 AT_ONCE = 50
@@ -62,7 +62,7 @@ class _Client:
 
 
 @attack("QUIC: handshakes that nobody finishes (F9)", QUIC)
-def unfinished_handshakes(target: Target) -> ImageFeatures:
+def unfinished_handshakes(target: Target) -> Counts:
     """From port after port, each with a datagram of its own."""
     seen: Counter[str] = Counter()
     while not target.time_is_up:
@@ -72,7 +72,7 @@ def unfinished_handshakes(target: Target) -> ImageFeatures:
     return seen
 
 
-def _flood(target: Target, ask: Callable[[_Client, H3Connection], None]) -> ImageFeatures:
+def _flood(target: Target, ask: Callable[[_Client, H3Connection], None]) -> Counts:
     """Do the same on connection after connection, each as long as the server answers it."""
     seen: Counter[str] = Counter()
     while not target.time_is_up:
@@ -92,12 +92,12 @@ def _flood(target: Target, ask: Callable[[_Client, H3Connection], None]) -> Imag
 
 
 @attack("QUIC: datagrams of PING", QUIC)
-def pings(target: Target) -> ImageFeatures:
+def pings(target: Target) -> Counts:
     return _flood(target, lambda client, _: client.quic.send_ping(0))
 
 
 @attack("HTTP/3: streams opened and reset", QUIC)
-def resets(target: Target) -> ImageFeatures:
+def resets(target: Target) -> Counts:
     """CVE-2023-44487 is that of HTTP/2."""
     head = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"test"), (b":path", b"/v1/embeddings")]
     head.append((b"authorization", f"Bearer {ATTACKER_KEY}".encode()))

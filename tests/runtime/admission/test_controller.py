@@ -1,4 +1,4 @@
-"""What the door lets in, and what it learns."""
+"""Requests that admission accepts, and the rates that it learns."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
 
 @pytest.mark.parametrize("seen", [0, 100])
 def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
-    """Whether the server has seen any before or not."""
+    """The result is the same if the server has seen images before."""
     admission = door_of_both(measured(40_000), measured(40_000))
     for _ in range(seen):
         answer(admission, {"image": 50}, body_bytes=IMAGE_BYTES)
@@ -459,7 +459,7 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
 
 
 def test_a_text_counts_for_no_more_than_the_model_reads_of_it() -> None:
-    """Else a long one waits until nothing else is inside, and all who come later behind it."""
+    """Else a long text waits for an empty engine, and all later requests behind it."""
     admission = door()
     admission._input_tokens = 256
     room = admission.enter(body_bytes=2_000_000, timeout_s=FOREVER)

@@ -1,4 +1,4 @@
-"""What is believed of a body before it has been read."""
+"""Estimates of a body before it has been read."""
 
 from __future__ import annotations
 

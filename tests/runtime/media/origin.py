@@ -83,7 +83,7 @@ class Names:
 
     table: Mapping[str, Sequence[str]] = field(default_factory=lambda: {NAME: [LOCAL]})
     later: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What a host's second and further answers are."""
+    """A host's second and further addresses."""
     asked: list[str] = field(default_factory=list)
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:

@@ -37,7 +37,7 @@ CERTIFICATE = Path(__file__).parent / f"{NAME}.pem"
 MALFORMED = (
     "holds a space", "has no valid host", "has a port that is not", "is longer", "has a path that is not",
 )  # fmt: skip
-"""Of these URLs nobody can say where they lead; the others are read, and not followed."""
+"""URLs whose targets are unclear, and others that are read and not followed."""
 CHUNKED = "transfer-encoding: chunked"
 
 

@@ -1,4 +1,4 @@
-"""Images that lie in the one folder that is open to requests, and all that does not."""
+"""Images in the one folder that is open to requests, and files outside of it."""
 
 from __future__ import annotations
 

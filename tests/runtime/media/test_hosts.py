@@ -1,4 +1,4 @@
-"""Which hosts the settings allow, and which addresses are public."""
+"""Hosts that the settings allow, and public addresses."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_rows_of_a_stream_count_until_all_are_given() -> None:
 
 
 async def test_an_answer_that_grows_beyond_its_room_fails_alone() -> None:
-    """The card says nothing of the width of token vectors, so that they are known once they are there."""
+    """The card does not tell the width of token vectors. It is known later."""
     governor = MemoryGovernor(10**9)
     async with (
         DeviceThreads("test device", watchdog_s=30).running() as device,
