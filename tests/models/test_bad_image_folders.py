@@ -68,7 +68,7 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "clip",
             remove(PREPROCESSOR),
-            "preprocessor_config.json is missing: nothing says how the model wants its images",
+            "preprocessor_config.json is missing: the model has no settings for its images",
             id="no preprocessor",
         ),
         pytest.param(

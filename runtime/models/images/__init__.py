@@ -1,1 +1,1 @@
-"""From an encoded image to what the device reads: decoding, resizing, cutting into patches, scale."""
+"""Preprocessing of images: decoding, resizing, cutting into patches, and scaling on the device."""

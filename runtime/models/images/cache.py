@@ -1,4 +1,4 @@
-"""Prepared images that are kept, so that one that comes again is not decoded again."""
+"""Cache of prepared images, which saves decoding an image again."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.statistics import ImageCacheStatistics
 
 _ENTRY_BYTES: Final = 512
-"""Bytes of an entry beside its values: its key with the scope, and its place."""
+"""Bytes of an entry beside its values: its key, its scope, and its slot."""
 
 PATIENCE_S: Final = 5.0
-"""How long a thread waits for another that prepares its image: longer than any image takes, also where all cores
-are busy, and not for ever, or one decoder that hangs would hold every thread that is shown the same image."""
+"""Seconds that a thread waits for another that prepares the same image.
+
+It is longer than any image takes on busy cores. Without a limit, one decoder that hangs would block every thread with
+the same image."""
 
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """An image that one thread prepares, and others may wait for."""
+    """An image that one thread is preparing, and that others may wait for."""
 
     done: threading.Event = field(default_factory=threading.Event)
     pixels: Pixels | None = None
-    """None when done: it could not be prepared."""
+    """The result. None after `done`: preparing failed."""
 
 
 class ImageCache:
-    """Keeps what was used last, up to a number of bytes. Any number of threads may use it.
+    """Thread-safe LRU cache of prepared images, limited in bytes.
 
-    One image that several threads want is prepared by the first of them; the others wait for it. Where that fails,
-    each of them tries for itself and gets an error of its own: a failure is not kept. Where it takes too long, each
-    prepares it for itself, too, and who comes later waits for one of them.
+    If several threads need one image, the first prepares it, and the others wait. If that fails, each of them prepares
+    it by itself and gets its own error: failures are not cached. If it takes too long, each prepares it by itself, and
+    later threads wait for one of them.
 
     Args:
-        max_bytes: Of the values that are kept. What is larger than all of it is not kept.
-        patience_s: How long one thread waits for another.
+        max_bytes: Limit of all values together. A larger image is not cached.
+        patience_s: Seconds that one thread waits for another.
     """
 
     def __init__(self, max_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
@@ -63,21 +65,21 @@ class ImageCache:
             )
 
     def get(self, key: Hashable, make: Callable[[], Pixels]) -> Pixels:
-        """What is kept for a key, else what `make` gives, which is kept from then on.
+        """Return the image of a key, or prepare it by `make` and cache it.
 
-        The values are shared by all who get them: nobody may write to them, and numpy sees to it.
+        All callers share the values, which numpy keeps read-only.
 
         Raises:
-            Exception: What `make` raises in this thread.
+            Exception: Any error of `make` in this thread.
         """
         mine = _Making()
         with self._lock:
             if (kept := self._find(key)) is not None:
                 return kept
-            others = self._making.setdefault(key, mine)
-        if others is not mine:
-            if others.done.wait(self._patience_s):
-                return self._from_others(others, make)
+            current = self._making.setdefault(key, mine)
+        if current is not mine:
+            if current.done.wait(self._patience_s):
+                return self._from_other_thread(current, make)
             with self._lock:
                 if (kept := self._find(key)) is not None:
                     return kept
@@ -85,7 +87,7 @@ class ImageCache:
         return self._make(key, make, mine)
 
     def clear(self) -> None:
-        """Forget every image. One that is being prepared goes to those who wait for it, and is not kept."""
+        """Remove all images. One in preparation goes to the threads that wait for it, and is not cached."""
         with self._lock:
             self._kept.clear()
             self._making.clear()
@@ -97,8 +99,8 @@ class ImageCache:
             self._hits += 1
         return kept
 
-    def _from_others(self, others: _Making, make: Callable[[], Pixels]) -> Pixels:
-        found = others.pixels
+    def _from_other_thread(self, making: _Making, make: Callable[[], Pixels]) -> Pixels:
+        found = making.pixels
         with self._lock:
             if found is None:
                 self._misses += 1
@@ -115,7 +117,7 @@ class ImageCache:
         finally:
             with self._lock:
                 self._misses += 1
-                if self._making.get(key) is making:  # else it was cleared meanwhile, or took too long
+                if self._making.get(key) is making:  # else `clear` was called, or another thread lost its patience
                     del self._making[key]
                     if making.pixels is not None:
                         self._keep(key, making.pixels)
@@ -133,13 +135,13 @@ class ImageCache:
 
 
 def content_key(data: bytes, options: Mapping[str, object]) -> bytes:
-    """What two images share only if they are the same bytes with the same options.
+    """Return a hash of an image's bytes and options.
 
-    Hashing releases the interpreter's lock and takes a fraction of decoding.
+    Hashing releases the interpreter's lock, and takes a fraction of the time of decoding.
     """
-    # Numbers, texts and lists, each of which has a repr() of its own; sorted, since their order says nothing.
-    said = repr(_ordered(options)).encode()
-    return blake2b(said, digest_size=16).digest() + blake2b(data, digest_size=32).digest()
+    # Options are numbers, texts and lists, whose repr() is unique. They are sorted, since their order has no meaning.
+    text = repr(_ordered(options)).encode()
+    return blake2b(text, digest_size=16).digest() + blake2b(data, digest_size=32).digest()
 
 
 def _ordered(value: object) -> object:

@@ -1,7 +1,7 @@
-"""Bounds on what a decoder does before the first pixel: parts of a file, texts that unpack, run-length codes.
+"""Limits of the parts of an image file, which Pillow reads in Python.
 
-Pillow reads the parts of a file in Python, a few microseconds each and under the interpreter's lock. A file may consist
-of millions.
+Chunks, compressed texts and run-length codes take microseconds each, under the interpreter's lock. A file may have
+millions of them.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from staged_pool.stages.errors import UnusableMedia
 
 FREE_READS: Final = 2**14
 READ_BYTES: Final = 128
-"""A file may be read in 16,384 pieces and one more for each 128 bytes. A chunk of a PNG is three pieces and mostly
-holds kilobytes; a block of a GIF is two and holds 255 bytes."""
+"""Limit of reads of a file: 16,384, and one more for each 128 bytes.
+
+A chunk of a PNG takes three reads and mostly has kilobytes. A block of a GIF takes two and has up to 255 bytes."""
 
 MAX_PACKED: Final = 128
-"""Compressed texts and profiles of one PNG. Each may unpack to Pillow's limit of a megabyte, about a millisecond."""
+"""Limit of compressed texts and profiles in a PNG. Each may unpack to Pillow's limit of a megabyte, in about 1 ms."""
 
 MAX_RUN_PIXELS: Final = 2**21
 MAX_RUN_BYTES: Final = 2**20
-"""Size of a BMP in run-length codes, which Pillow reads in Python: about 0.15 us a pixel and 1 us a code."""
+"""Limits of a BMP in run-length codes. Pillow takes about 0.15 us a pixel and 1 us a code for them."""
 
 _PACKED: Final = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 
 
 class BoundedFile(io.BytesIO):
-    """An encoded image, for a decoder that reads it in pieces.
+    """File object of an encoded image, with a limit of reads.
 
     Args:
-        data: The file.
-        format: What it is called in errors.
+        data: The content of the file.
+        format: Name of its format, for errors.
     """
 
     def __init__(self, data: bytes, format: str) -> None:
         super().__init__(data)
         self._format = format
-        # `check_bmp` bounds the codes of a BMP, which are read byte by byte.
+        # A BMP in run-length codes is read byte by byte; `check_bmp` limits it.
         self._left = FREE_READS + len(data) // (1 if format == "BMP" else READ_BYTES)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read so many bytes.
+        """Read up to `size` bytes.
 
         Raises:
-            UnusableMedia: There were too many pieces before this one.
+            UnusableMedia: There were too many reads.
         """
         self._left -= 1
         if self._left < 0:
@@ -59,7 +60,7 @@ class BoundedFile(io.BytesIO):
 def check_png(data: bytes) -> None:
     """Reject a PNG of very many compressed texts and profiles.
 
-    Chunks are counted up to the number that is read at all, so that this is a few milliseconds at most.
+    It counts at most as many chunks as `BoundedFile` allows, in a few milliseconds.
 
     Raises:
         UnusableMedia: There are more than `MAX_PACKED`.
@@ -73,19 +74,19 @@ def check_png(data: bytes) -> None:
         place += 12 + int.from_bytes(data[place : place + 4], "big")
         left -= 3
     if packed > MAX_PACKED:
-        raise UnusableMedia(f"The image is a PNG of more than {MAX_PACKED} compressed texts: no more are unpacked.")
+        raise UnusableMedia(f"The image is a PNG of more than {MAX_PACKED} compressed texts: that is the limit.")
 
 
 def check_bmp(data: bytes, size: Size, *, in_runs: bool) -> None:
-    """Reject a BMP that takes long to read.
+    """Reject a large BMP in run-length codes, which would take long to read.
 
     Args:
-        data: The file.
+        data: The content of the file.
         size: Height and width in pixels.
-        in_runs: It is in run-length codes.
+        in_runs: The file has run-length codes.
 
     Raises:
-        UnusableMedia: It is in run-length codes, and large.
+        UnusableMedia: The file has run-length codes and is too large.
     """
     if in_runs and (size[0] * size[1] > MAX_RUN_PIXELS or len(data) > MAX_RUN_BYTES):
         raise UnusableMedia(

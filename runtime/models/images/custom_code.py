@@ -1,7 +1,7 @@
-"""Image processors that are Python code of the model folder, each in a process of its own.
+"""Worker processes for an image processor that is custom code of the model folder.
 
-Nothing is known of such code: how long it holds the interpreter's lock, for which everything else would wait, and
-whether it brings its process down. A process that dies fails the image that it had, and is replaced.
+Such code may hold the interpreter's lock for long, or crash its process. In processes of its own it disturbs no other
+request. A process that dies fails the image that it had, and is replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = get_logger("staged_pool.models")
 _PROGRAM: Final = "staged_pool.runtime.models.images.custom_code_worker"
 
 _GRACE_S: Final = 2.0
-"""How long a process that was told to end has for it."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _ERRORS: Final[Mapping[str, type[InvalidInput]]] = {
     kind.__name__: kind for kind in (TooLarge, UnsupportedMedia, UnusableMedia)
@@ -44,15 +44,14 @@ _ERRORS: Final[Mapping[str, type[InvalidInput]]] = {
 
 
 class CustomCodeProcessor:
-    """Runs a folder's own image processor. Any number of threads may call it; as many calls run at once as there are
-    processes.
+    """Runs a folder's own image processor in worker processes. Thread-safe.
 
-    The processes end with `close`, else when nobody holds this any more, at the latest with the program.
+    A call waits for an idle process. The processes end with `close`, when this object is garbage, or with the program.
 
     Args:
-        folder: Of the model. Its code is run.
-        limits: What is decoded at most.
-        processes: How many are kept.
+        folder: The model folder, whose code runs.
+        limits: Limits of encoded images.
+        processes: Number of worker processes.
 
     Raises:
         ConfigError: The code cannot be loaded.
@@ -77,10 +76,10 @@ class CustomCodeProcessor:
         """Decode and prepare one image.
 
         Raises:
-            TooLarge: It has more bytes or pixels than are taken.
-            UnsupportedMedia: It is in a format that is not read here.
-            UnusableMedia: It is damaged, or the code refuses it or dies of it.
-            EngineStopped: The processes are being ended.
+            TooLarge: The image exceeds a limit.
+            UnsupportedMedia: The format is not supported.
+            UnusableMedia: The image is damaged, or the code rejects it or crashes.
+            EngineStopped: The processes are ending.
         """
         process = self._idle.get()
         try:
@@ -89,16 +88,16 @@ class CustomCodeProcessor:
             self._idle.put(process)
             raise
         except _Died as error:
-            # Loading takes seconds, which neither this image nor the next one has to wait for.
-            threading.Thread(target=self._replace, args=(process,), name="own-code", daemon=True).start()
+            # Loading the code takes seconds: another thread waits for it.
+            threading.Thread(target=self._replace, args=(process,), name="custom-code", daemon=True).start()
             if self._closed:
                 raise EngineStopped("The engine is stopped.") from error
-            raise UnusableMedia("The model's own image processor broke down on the image.") from error
+            raise UnusableMedia("The model's own image processor crashed on the image.") from error
         self._idle.put(process)
         return pixels
 
     def close(self) -> None:
-        """End all processes, what they do included."""
+        """Terminate all processes, busy ones included."""
         with self._lock:
             self._closed = True
         self._end_all()
@@ -112,9 +111,12 @@ class CustomCodeProcessor:
         return process
 
     def _replace(self, process: _Process) -> None:
-        """Put another process in the place of one that died: also one that cannot load the code any more, since who
-        waits for a process must get one."""
-        process.bury()
+        """Replace a process that died.
+
+        The new process enters the queue even if it cannot load the code: a thread that waits for a process must get
+        one.
+        """
+        process.reap()
         with self._lock:
             self._all.discard(process)
         if self._closed:
@@ -135,11 +137,11 @@ def _end(processes: set[_Process]) -> None:
 
 
 class _Died(Exception):
-    """The process is gone."""
+    """The worker process is gone."""
 
 
 class _Process:
-    """One process, which answers one question at a time."""
+    """One worker process, which prepares one image at a time."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -149,19 +151,21 @@ class _Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the number of the signal that ended it. None: it runs."""
+        """Exit code of the process; the negative number of a signal that ended it. None: it runs."""
         return self._process.poll()
 
     def wait_until_ready(self) -> None:
-        """Return when the code is loaded.
+        """Wait until the process has loaded the code.
 
         Raises:
-            ConfigError: It cannot be.
+            ConfigError: The code cannot be loaded.
         """
         try:
             head, _ = receive(self._from)
         except EOFError as error:
-            raise ConfigError(f"the folder's own image processor ended its process ({self._process.wait()})") from error
+            raise ConfigError(
+                f"the folder's own image processor ended its process (exit code {self._process.wait()})"
+            ) from error
         if (message := head.get("error")) is not None:
             raise ConfigError(str(message))
 
@@ -177,13 +181,14 @@ class _Process:
         grid = head.get("grid")
         return Pixels(array, None if grid is None else (int(grid[0]), int(grid[1])))
 
-    def bury(self) -> None:
-        """End what is ending: its exit code is to be its own."""
+    def reap(self) -> None:
+        """Wait for a dying process first, so that its exit code shows its own reason."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         self.end()
 
     def end(self) -> None:
+        """Terminate the process, and kill it if it does not end in time."""
         # Its input is not closed first: another thread may be writing to it.
         self._process.terminate()
         try:
@@ -192,5 +197,5 @@ class _Process:
             self._process.kill()
             self._process.wait()
         for end in (self._to, self._from):
-            with suppress(OSError, ValueError):  # what was written last has nowhere to go
+            with suppress(OSError, ValueError):  # the last buffered bytes cannot be flushed
                 end.close()

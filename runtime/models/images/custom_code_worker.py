@@ -1,4 +1,4 @@
-"""The program of `custom_code.py`'s processes: prepares one image after the other, until its input ends."""
+"""Program of the worker processes of `custom_code.py`: prepares images until its input ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from staged_pool.stages.errors import InvalidInput
 
 
 def main(folder: Path, limits: Limits) -> None:
-    """Say whether the code can be loaded, then answer images."""
+    """Report if the code can be loaded, then prepare images until the input ends."""
     source, to = _take_streams()
     torch.set_num_threads(1)
     settings = custom_code_settings(folder)
@@ -37,7 +37,7 @@ def main(folder: Path, limits: Limits) -> None:
         try:
             red, green, blue = head["background"]
             encoded = Encoded(data, limits)
-            check_aspect(encoded.size)  # as for any code of which nothing is known
+            check_aspect(encoded.size)  # as for every processor that is not known
             image = encoded.decode((red, green, blue))
             pixels = read_exact(image, processor, settings, {})
         except InvalidInput as error:
@@ -50,7 +50,7 @@ def main(folder: Path, limits: Limits) -> None:
 
 
 def _take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The standard input and output, which the folder's code does not get: what it prints would end up in a message."""
+    """Reserve the standard streams for messages, and point the code's output to stderr."""
     source, to = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

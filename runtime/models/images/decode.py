@@ -1,14 +1,14 @@
-"""From an encoded image to its pixels: upright, RGB, and within limits that are looked at before anything is decoded.
+"""Decoder of images to upright RGB, with limits that are checked before any pixel.
 
-What becomes of what a file may hold:
+Treatment of the contents of a file:
 
-- Orientation (EXIF or XMP) is applied, as transformers does when it loads an image. A damaged part counts as none.
-- What is transparent is laid on white, or on the `background` of the options, as transformers 5 and vLLM do.
-- What lies behind the end of an image is not looked at: the video of a phone's photo, a gain map, a second image.
-- Palettes, grey, CMYK and YCbCr become RGB. Of 16 bits a channel the upper 8 are kept. Colour profiles are not applied.
-- Of an animation the first frame is read; the others are never looked at, however many they are.
-- A file that ends early or is damaged is refused, and so is one whose texts or profiles unpack to more than Pillow's
-  limit of 1 MB each.
+- Orientation (EXIF or XMP) is applied, as transformers does when it loads an image. A damaged entry counts as none.
+- Transparent pixels are blended with white, or with the `background` of the options, as in transformers 5 and vLLM.
+- Data after the end of an image is ignored: the video of a phone's photo, a gain map, a second image.
+- Palettes, grey, CMYK and YCbCr become RGB. Of 16 bits a channel, the upper 8 are kept. Colour profiles are ignored.
+- The first frame of an animation is read, and all others are ignored.
+- A file that ends early or is damaged is rejected. So is one with a text or profile that unpacks to more than Pillow's
+  limit of 1 MB.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from staged_pool.stages.errors import TooLarge, UnsupportedMedia, UnusableMedia
 __all__ = ["WHITE", "Colour", "Encoded", "Limits"]
 
 _RUN_LENGTHS: Final = frozenset({1, 2})
-"""Compressions of a BMP that Pillow undoes in Python."""
+"""Compressions of a BMP that Pillow unpacks in Python."""
 
 MAX_SCANS: Final = 100
-"""Scans of one JPEG. Real ones have about ten. (libjpeg-turbo's own tools stop at such a number, its library does not.)
-"""
+"""Limit of scans of one JPEG. Real ones have about ten. libjpeg-turbo's library has no such limit."""
 
 MAX_PASSES: Final = 10
 FREE_SAMPLES: Final = 2**27
-"""The scans of a JPEG may go over its samples ten times, or over 134 million samples, where that is more: 0.2 s. A
-usual progressive JPEG goes over them 5 to 6 times."""
+"""Limit of samples that all scans of a JPEG decode: ten times its samples, or 134 million (0.2 s), if that is more.
+
+A usual progressive JPEG decodes each sample 5 to 6 times."""
 
 MAX_TABLE_BYTES: Final = 2**16
-"""Bytes of quantization tables in a JPEG, which Pillow reads in Python. A scan has four at most, of 129 bytes."""
+"""Limit of bytes of quantization tables in a JPEG: Pillow reads them in Python. A scan has at most four, of 129 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is decoded at most."""
+    """Limits of one encoded image: the bytes of its file, and its pixels."""
 
     image_bytes: int
     pixels: int
 
 
 class Encoded:
-    """An image whose header has been read, and nothing else.
+    """An encoded image, of which only the header has been read.
 
     Raises:
-        TooLarge: It is beyond a limit.
-        UnsupportedMedia: It is in a format that is not read here.
+        TooLarge: It exceeds a limit.
+        UnsupportedMedia: The format is not supported.
         UnusableMedia: It is damaged.
     """
 
     def __init__(self, data: bytes, limits: Limits) -> None:
         if len(data) > limits.image_bytes:
-            raise TooLarge(f"The image has {len(data)} bytes: at most {limits.image_bytes} are taken.")
+            raise TooLarge(f"The image has {len(data)} bytes: at most {limits.image_bytes} are accepted.")
         self._limits = limits
         self._format = find_format(data)
         self._jpeg: JpegStructure | None = None
@@ -79,7 +79,7 @@ class Encoded:
         self._orientation = UPRIGHT
         match self._format:
             case "WebP":
-                # Opened when it is decoded: its decoder takes memory for the whole image as soon as it is opened.
+                # To be opened by `load`: the WebP decoder allocates the whole image when it opens the file.
                 self._stored = _webp_size(data)
                 _check_pixels(self._stored, limits)
             case "JPEG":
@@ -97,30 +97,34 @@ class Encoded:
 
     @property
     def size(self) -> Size:
-        """Height and width in pixels, upright; for formats other than JPEG, before it is made so."""
+        """Height and width in pixels: upright for a JPEG, as stored for other formats."""
         height, width = self._stored
         return (width, height) if self._orientation >= 5 else (height, width)
 
     @property
     def memory(self) -> int:
-        """Bytes that `load` takes at most."""
+        """Most bytes that `load` takes."""
         height, width = self._stored
         mode = "" if self._file is None else self._file.mode
         twice = self._clear is not None and self._clear.decodes_twice
         return decoder_memory(self._format, mode, height * width, self._jpeg, twice=twice)
 
     def shrink(self, size: Size) -> None:
-        """Let the JPEG decoder leave out detail, if the image stays at least so large. Other formats cannot."""
+        """Let the JPEG decoder skip detail, down to a size. Other formats ignore it.
+
+        Args:
+            size: Least height and width that must remain.
+        """
         if self._format == "JPEG" and self._file is not None:
             height, width = size
             self._file.draft(None, (height, width) if self._orientation >= 5 else (width, height))
             self._stored = (self._file.height, self._file.width)
 
     def load(self, background: Colour = WHITE) -> Decoded:
-        """Decode it. To be called once.
+        """Decode the image. To be called once.
 
         Args:
-            background: What is seen where the image is transparent.
+            background: Colour that transparent pixels are blended with.
 
         Raises:
             UnusableMedia: The file is damaged.
@@ -134,13 +138,13 @@ class Encoded:
         return Decoded(file, orientation, background, self._clear, self._format)
 
     def decode(self, background: Colour = WHITE) -> Image.Image:
-        """Decode it into RGB, upright; see `load`."""
+        """Decode the image into upright RGB; see `load`."""
         return self.load(background).whole()
 
     def _open(self) -> ImageFile.ImageFile:
         data = self._data
         with calling_pillow(self._format):
-            # The class, not Image.open(): what that says of large images is a setting of the whole process.
+            # Not Image.open(): its limit of pixels is a setting of the whole process.
             file = _opener(self._format)(BoundedFile(data, self._format))
         self._file = file
         self._stored = (file.height, file.width)
@@ -168,11 +172,11 @@ def _opener(format: Format) -> type[ImageFile.ImageFile]:
 
 def _check_jpeg(found: JpegStructure) -> None:
     if found.segments > MAX_SEGMENTS:
-        raise UnusableMedia(f"The image is a JPEG of more than {MAX_SEGMENTS} segments: no more are read.")
+        raise UnusableMedia(f"The image is a JPEG of more than {MAX_SEGMENTS} segments: that is the limit.")
     if found.scans > MAX_SCANS:
         raise UnusableMedia(f"The image is a JPEG of {found.scans} scans: at most {MAX_SCANS} are read.")
     if found.bits not in (None, 8):
-        raise UnsupportedMedia(f"The image is a JPEG of {found.bits} bits a channel: those of 8 are read.")
+        raise UnsupportedMedia(f"The image is a JPEG of {found.bits} bits a channel: it must have 8.")
     if found.table_bytes > MAX_TABLE_BYTES:
         raise UnusableMedia(
             f"The image is a JPEG of {found.table_bytes} bytes of quantization tables: at most {MAX_TABLE_BYTES} are "
@@ -191,15 +195,17 @@ def _check_pixels(size: Size, limits: Limits) -> None:
         raise UnusableMedia(f"The image is {width} x {height} pixels: it must have at least one.")
     if height * width > limits.pixels:
         raise TooLarge(
-            f"The image is {width} x {height} pixels, which are {height * width}: at most {limits.pixels} are taken."
+            f"The image is {width} x {height} pixels, which are {height * width}: at most {limits.pixels} are accepted."
         )
 
 
 def _webp_size(data: bytes) -> Size:
-    """Height and width of the canvas, from the first chunk (https://developers.google.com/speed/webp/docs/riff_container).
+    """Read the height and width of the canvas from the first chunk.
+
+    Source: https://developers.google.com/speed/webp/docs/riff_container
 
     Raises:
-        UnusableMedia: The chunk is none of the three that a WebP begins with.
+        UnusableMedia: The chunk is none of the three that a WebP may begin with.
     """
     kind, head = data[12:16], data[20:30]
     if len(head) == 10:

@@ -1,7 +1,7 @@
-"""A decoded image as its decoder has left it, of which upright RGB is made part by part.
+"""Decoded image, which is converted to upright RGB in parts to save memory.
 
-A decoder leaves one byte a pixel of grey or palettes, and four of colours. Making RGB of the whole at once would add
-four more, blending another eight, and turning it upright the same again.
+A decoded pixel takes one byte for grey or a palette, and four for colours. Converting the whole image at once would add
+four bytes a pixel for RGB, eight for blending, and the same again for turning it upright.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ WHITE: Final[Colour] = (255, 255, 255)
 
 _BROKEN: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError,
                   RuntimeError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
-"""What Pillow raises on files that are damaged on purpose; warnings, where the host makes errors of them."""
+"""Errors that Pillow raises on damaged files. Warnings: the host program may turn them into errors."""
 
 STRIP_PIXELS: Final = 2**18
-"""Pixels of a part, a megabyte of RGB as Pillow has it: it stays in the cache of a core, and takes about a millisecond.
-A part has one row or column at least."""
+"""Pixels of a strip, which has at least one row or column.
+
+It is a megabyte of RGB in Pillow's layout, fits the cache of a core, and takes about a millisecond."""
 
 _BLENDED_PIXELS: Final = 2**14
-"""Pixels blended at a time. Pillow holds the interpreter's lock for it: a fraction of a millisecond."""
+"""Pixels blended at a time. Pillow holds the interpreter's lock meanwhile, for a fraction of a millisecond."""
 
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -42,18 +43,18 @@ _UPRIGHT: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by its orientation. 5 to 8 swap the edges."""
+"""Transposition that makes an image upright, by its orientation. 5 to 8 swap width and height."""
 
 
 def damaged(format: Format | None) -> UnusableMedia:
-    """The error for a file that no image can be made of."""
+    """Return the error for a file that cannot be decoded."""
     named = "" if format is None else f" is a {format} that"
     return UnusableMedia(f"The image{named} cannot be decoded: the file is damaged or ends early.")
 
 
 @contextmanager
 def calling_pillow(format: Format | None) -> Iterator[None]:
-    """A block that fails with the error for a damaged file where Pillow fails.
+    """Convert the errors of Pillow in a block to the error for a damaged file.
 
     Raises:
         UnusableMedia: Pillow has failed.
@@ -65,13 +66,13 @@ def calling_pillow(format: Format | None) -> Iterator[None]:
 
 
 class Decoded:
-    """A decoded image of any kind, seen as upright RGB.
+    """A decoded image of any kind, read as upright RGB.
 
     Args:
-        image: As it was decoded.
-        orientation: As in EXIF; what is none of 2 to 8 changes nothing.
-        background: Colour that is seen where the image is transparent.
-        clear: Transparent colour that Pillow does not heed.
+        image: The image in the mode of its file.
+        orientation: Orientation as in EXIF. Numbers other than 2 to 8 change nothing.
+        background: Colour that transparent pixels are blended with.
+        clear: Transparent colour that Pillow ignores.
         format: Format of the file.
     """
 
@@ -97,12 +98,12 @@ class Decoded:
 
     @property
     def plain(self) -> Image.Image | None:
-        """The image as it was decoded, where that is upright RGB already."""
+        """The decoded image, if it is already upright RGB without transparency; else None."""
         changes = self._image.mode != "RGB" or self._orientation != 1 or self._clear is not None
         return None if changes or _has_alpha(self._image) else self._image
 
     def part(self, box: Box) -> Image.Image:
-        """Make RGB of a part, upright.
+        """Convert a part to upright RGB.
 
         Raises:
             UnusableMedia: The file is damaged.
@@ -113,11 +114,11 @@ class Decoded:
             rgb = _as_rgb(part, self._background)
             if self._clear is not None:
                 rgb = rgb.copy() if rgb is part else rgb
-                self._clear.lay(rgb, part, stored, self._background)
+                self._clear.paint_background(rgb, part, stored, self._background)
             return rgb if self._orientation == 1 else rgb.transpose(_UPRIGHT[self._orientation])
 
     def whole(self) -> Image.Image:
-        """Make RGB of all of it: four bytes a pixel beside what was decoded, unless that is RGB already.
+        """Convert the whole image to RGB: four more bytes a pixel, unless it is RGB already.
 
         Raises:
             UnusableMedia: The file is damaged.
@@ -133,7 +134,7 @@ class Decoded:
         return rgb
 
     def strips(self, *, rows: bool) -> Iterator[Box]:
-        """Cut it into parts of about `STRIP_PIXELS`, whole rows or whole columns of the upright image."""
+        """Yield boxes of about `STRIP_PIXELS`: whole rows or whole columns of the upright image."""
         height, width = self.size
         edge, other = (height, width) if rows else (width, height)
         step = max(1, STRIP_PIXELS // other)
@@ -142,7 +143,7 @@ class Decoded:
             yield (0, start, width, end) if rows else (start, 0, end, height)
 
     def _stored(self, box: Box) -> Box:
-        """Find a part of the upright image in the one that was decoded."""
+        """Convert a box of the upright image to one of the decoded image."""
         left, top, right, bottom = box
         width, height = self._image.size
         match self._orientation:
@@ -173,17 +174,17 @@ def _as_rgb(image: Image.Image, background: Colour) -> Image.Image:
     if image.mode.startswith("I;16"):
         return image.point(lambda value: value / 256, "L").convert("RGB")
     if _has_alpha(image):
-        return _laid_on(background, image.convert("RGBA"))
+        return _blended(background, image.convert("RGBA"))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _laid_on(background: Colour, image: Image.Image) -> Image.Image:
+def _blended(background: Colour, image: Image.Image) -> Image.Image:
     width, height = image.size
     rows = max(1, _BLENDED_PIXELS // width)
     below = Image.new("RGBA", (width, min(rows, height)), (*background, 255))
-    laid = Image.new("RGB", image.size)
+    blended = Image.new("RGB", image.size)
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         under = below if strip.size == below.size else below.crop((0, 0, *strip.size))
-        laid.paste(Image.alpha_composite(under, strip).convert("RGB"), (0, top))
-    return laid
+        blended.paste(Image.alpha_composite(under, strip).convert("RGB"), (0, top))
+    return blended

@@ -1,4 +1,4 @@
-"""The exact path: the image processor of transformers itself, on Pillow and numpy."""
+"""Exact path: the image processor of transformers itself, on Pillow and numpy."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from staged_pool.stages.errors import UnusableMedia
 
 
 def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, arguments: Mapping[str, object]) -> Pixels:
-    """Prepare a decoded image. May run in several threads at once: a processor keeps nothing between calls.
+    """Prepare a decoded image. Thread-safe: a processor keeps no state between calls.
 
     Args:
         image: RGB.
-        processor: As `load_processor` gives it.
-        settings: Of the same folder.
-        arguments: What the processor is called with beside the image.
+        processor: The result of `load_processor`.
+        settings: Settings of the same folder.
+        arguments: Further arguments of the processor.
 
     Raises:
-        UnusableMedia: The processor refuses the image.
+        UnusableMedia: The processor rejects the image.
     """
     try:
         made = processor(images=image, return_tensors="np", **arguments)
@@ -36,7 +36,7 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
     if "image_grid_thw" in made:
         _, high, wide = map(int, made["image_grid_thw"][0])
         repeats = settings.scale.repeats
-        if repeats > 1:  # all copies of a still image are alike: the device makes them
+        if repeats > 1:  # all frames of a still image are equal: the device repeats them
             values = values.reshape(len(values), 3, repeats, -1)[:, :, 0].reshape(len(values), -1)
         return Pixels(np.ascontiguousarray(values), (high, wide))
     if "spatial_shapes" in made:

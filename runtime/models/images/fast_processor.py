@@ -1,7 +1,7 @@
-"""The fast path: bytes stay bytes, are resized by torch, and get the model's scale on the device only.
+"""Fast path: torch resizes bytes, and the device converts them to the model's scale.
 
-Resizing bytes is several times quicker in torch than in Pillow or in float32, and differs by rounding: see `TOLERANCE`
-in `reader.py`.
+torch resizes bytes several times faster than Pillow does, and than torch resizes float32. The results differ by
+rounding: see `TOLERANCE` in `reader.py`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings)
     """Prepare a decoded image.
 
     Args:
-        image: As it was decoded, or RGB.
-        size: What it is resized to.
-        settings: Fully understood.
+        image: A decoded image, or RGB.
+        size: Target height and width.
+        settings: Settings without `unknown`.
 
     Raises:
         UnusableMedia: The file is damaged.
     """
-    # Preprocess calls run beside each other. The number is the calling thread's, and that with which later threads
-    # begin; those of the device set theirs before every forward.
+    # Preprocess calls run concurrently, so each gets one thread. The number also becomes the initial one of later
+    # threads, but the device's threads set theirs before every forward.
     use_threads(1)
     pixels = _resized(image if isinstance(image, Decoded) else Decoded(image), size, settings)[:3]
     if settings.crop is not None:
@@ -47,21 +47,21 @@ def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings)
 
 
 def begins_with_columns(size: Size, target: Size) -> bool:
-    """True where the height is changed before the width, as the installed Pillow does.
+    """True: the installed Pillow resizes the height before the width.
 
-    Rows come first, as in torch; from Pillow 13 on, unless the height loses more than twice what the width does
-    (https://github.com/python-pillow/Pillow/pull/9549).
+    Normally the width comes first, as in torch. From Pillow 13 on, the height comes first if it shrinks by more than
+    twice as many pixels as the width (https://github.com/python-pillow/Pillow/pull/9549).
     """
     height, width = size
     return _MAY_BEGIN_WITH_COLUMNS and target[0] < height and height - target[0] > 2 * (width - target[1])
 
 
 def _resized(image: Decoded, size: Size, settings: ImageSettings) -> Tensor:
-    """Resize as the installed Pillow does, rounding included: [4, height, width], the channels of a pixel together.
+    """Resize like the installed Pillow, rounding included: [4, height, width], channels last in memory.
 
-    Along one edge and then along the other, with bytes in between: what overshoots at a hard edge is cut off there, so
-    that the order can be seen. Along the first edge each row or column is by itself, so that an image which is not RGB
-    already is taken in strips, and RGB of all of it never exists.
+    One edge is resized, rounded to bytes, and then the other. The order matters: overshoot at hard edges is clipped in
+    between. Resizing along the first edge treats each row or column by itself. So an image that is not RGB yet is
+    converted in strips, and its RGB never exists as a whole.
     """
     height, width = image.size
     columns = begins_with_columns(image.size, size)
@@ -89,7 +89,10 @@ def _interpolated(batch: Tensor, size: Size, settings: ImageSettings) -> Tensor:
 
 
 def _crop(pixels: Tensor, crop: Size) -> Tensor:
-    """Cut the middle out; where the image is smaller, zeros surround it, one more before it than behind it."""
+    """Crop the center, or pad a smaller image with zeros.
+
+    If the padding is odd, one more row or column of zeros is on the top or left.
+    """
     height, width = pixels.shape[-2:]
     tall, wide = crop
     if tall <= height and wide <= width:
@@ -103,16 +106,16 @@ def _crop(pixels: Tensor, crop: Size) -> Tensor:
 
 
 def _patches(pixels: Tensor, edge: int, settings: ImageSettings) -> Pixels:
-    """Cut into patches, from left to right and from top to bottom, those that are merged together."""
+    """Cut into patches in row order; patches that the model merges are adjacent."""
     merge = settings.merge_size
     high, wide = pixels.shape[1] // edge, pixels.shape[2] // edge
     blocks = pixels.permute(1, 2, 0).view(high // merge, merge, edge, wide // merge, merge, edge, 3)
-    # Down and across the blocks, then inside a block, then the values of a patch.
+    # Rows and columns of blocks, then rows and columns of patches in a block, then the values of a patch.
     order = (0, 3, 1, 4, 6, 2, 5) if settings.scale.layout == "channels first" else (0, 3, 1, 4, 2, 5, 6)
     values = _copied(blocks.permute(order)).view(high * wide, 3 * edge * edge)
     return Pixels(values.numpy(), (high, wide))
 
 
 def _copied(values: Tensor) -> Tensor:
-    """In order, and on its own: the values must outlive the decoded image, whose memory they may still be."""
+    """Return a contiguous copy: the values must outlive the decoded image, whose memory they may share."""
     return values.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""An image processor that resizes in floating point, as DINOv3 was trained: bytes are brought to 0..1 first.
+"""Image processor of DINOv3, which resizes in floating point.
 
-transformers has this processor on torchvision alone. It rescales, resizes with antialiasing, and normalises, in this
-order (`DINOv3ViTImageProcessor`), all of which torch does by itself.
+transformers has this processor (`DINOv3ViTImageProcessor`) only with torchvision. It rescales bytes to 0..1, resizes
+with antialiasing, and normalizes, in this order. torch alone can do that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ CLASSES: Final = ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast")
 
 _MODES: Final[Mapping[int, str]] = {2: "bilinear", 3: "bicubic"}
 _KNOWN: Final[Mapping[str, object]] = {"do_center_crop": False, "do_pad": False, "default_to_square": True}
-"""Steps that are not done here, and the values with which they change nothing."""
+"""Settings of unsupported steps, and the values that turn the steps off."""
 
 
 class FloatResizeProcessor:
-    """Makes what the model reads of an RGB image. Keeps nothing between calls: any thread may call it.
+    """Image processor with the interface of transformers. Thread-safe.
 
     Args:
         file: `preprocessor_config.json`.
 
     Raises:
-        ConfigError: A setting asks for a step that is not done here; names it.
+        ConfigError: A setting asks for an unsupported step; names it.
     """
 
     do_resize: bool
@@ -59,10 +59,10 @@ class FloatResizeProcessor:
         )
 
     def __call__(self, images: Image.Image, return_tensors: str = "np") -> dict[str, Any]:
-        """The pixels of one image, `pixel_values` [1, 3, height, width] in float32.
+        """Return `pixel_values` of one image: [1, 3, height, width] in float32.
 
         Args:
-            images: RGB; one.
+            images: One RGB image.
             return_tensors: Only `np`.
         """
         pixels: Tensor = torch.from_numpy(np.array(images)).permute(2, 0, 1)[None].float() * self._factor

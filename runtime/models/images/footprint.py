@@ -1,6 +1,6 @@
-"""Bytes that reading one image takes at its peak, reckoned from its header before anything is decoded.
+"""Peak memory of reading one image, estimated from its header before it is decoded.
 
-`python -m perf.image_memory` measures each figure; `tests/models/images/test_footprint.py` holds them to it.
+`python -m perf.image_memory` measures each figure again. `tests/models/images/test_footprint.py` checks them.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from staged_pool.runtime.models.images.jpeg import JpegStructure
 from staged_pool.runtime.models.images.sizes import Size
 
 _STORED: Final = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
-"""Bytes a pixel as Pillow keeps it, by its mode. All others have four, RGB included."""
+"""Bytes of a stored pixel, by Pillow's mode. All other modes have four, RGB included."""
 
 _WEBP: Final = 18
-"""Bytes a pixel of a WebP: libwebp's two canvases and its decoder's pixels, a copy in bytes, and Pillow's image."""
+"""Bytes a pixel of a WebP: libwebp's two canvases, its decoder's pixels, a copy of them, and Pillow's image."""
 
 _RUN_LENGTH: Final = 2
-"""Bytes a pixel beside the image where Pillow unpacks run-length codes, into an array of which it makes bytes."""
+"""Bytes a pixel beside the image, if Pillow unpacks run-length codes: an array, and a copy of it."""
 
 _STRIP: Final = 40
-"""Bytes a pixel of a strip: as it is stored, RGBA, blended or compared, turned, resized."""
+"""Bytes a pixel of a strip: as stored, as RGBA, blended or compared, turned, and resized."""
 
 _WHOLE: Final = 4
 """Bytes a pixel of an RGB image."""
 
 _PROCESSOR: Final = 10
-"""Bytes a pixel that an image processor of transformers takes beside the image: two arrays and an image."""
+"""Bytes an input pixel that an image processor of transformers needs: two arrays and an image."""
 
 _PROCESSED: Final = 48
-"""Bytes a pixel of what it makes: float32 of three channels, in several steps."""
+"""Bytes an output pixel of that processor: float32 of three channels, in several steps."""
 
 
 def decoder_memory(format: Format, mode: str, pixels: int, jpeg: JpegStructure | None, *, twice: bool) -> int:
-    """Bytes that decoding takes, the decoded image included.
+    """Return the bytes that decoding takes, the decoded image included.
 
     Args:
-        format: Of the file.
-        mode: Pillow's name for how a pixel is stored.
-        pixels: Of the image as it is decoded.
-        jpeg: Structure of a JPEG. Where several scans make the image, two bytes for each sample are held.
-        twice: The file is decoded a second time beside the first.
+        format: Format of the file.
+        mode: Pillow's mode of the image.
+        pixels: Number of pixels of the decoded image.
+        jpeg: Structure of a JPEG. If several scans make up the image, the decoder holds two bytes for each sample.
+        twice: The file is decoded a second time while the first result is held.
     """
     if format == "WebP":
         return _WEBP * pixels
@@ -52,11 +52,11 @@ def decoder_memory(format: Format, mode: str, pixels: int, jpeg: JpegStructure |
 
 
 def fast_memory(size: Size, target: Size) -> int:
-    """Bytes that the fast path takes beside the decoded image.
+    """Return the bytes that the fast path takes beside the decoded image.
 
     Args:
         size: Height and width of the image.
-        target: Height and width it is resized to.
+        target: Height and width after resizing.
     """
     height, width = size
     between = target[0] * width if begins_with_columns(size, target) else height * target[1]
@@ -65,5 +65,5 @@ def fast_memory(size: Size, target: Size) -> int:
 
 
 def exact_memory(size: Size, target: Size) -> int:
-    """Bytes that the exact path takes beside the decoded image; see `fast_memory`."""
+    """Return the bytes that the exact path takes beside the decoded image; see `fast_memory`."""
     return (_WHOLE + _PROCESSOR) * size[0] * size[1] + _PROCESSED * target[0] * target[1]

@@ -1,4 +1,4 @@
-"""Which format an encoded image is in, by its first bytes: Pillow is never asked to guess."""
+"""Format of an encoded image, by its first bytes: Pillow never has to guess."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from staged_pool.stages.errors import UnsupportedMedia, UnusableMedia
 Format: TypeAlias = Literal["JPEG", "PNG", "WebP", "GIF", "BMP"]
 
 FORMATS: Final[tuple[Format, ...]] = ("JPEG", "PNG", "WebP", "GIF", "BMP")
-"""What is read."""
+"""Supported formats."""
 
 _CURSOR: Final = b"\x00\x00\x02\x00"
 
@@ -31,17 +31,17 @@ _BRANDS: Final = {
     **dict.fromkeys((b"mif1", b"mif2", b"msf1"), "HEIF"),
     b"jp2 ": "JPEG 2000", b"jxl ": "JPEG XL", b"crx ": "CR3", b"qt  ": "QuickTime", b"M4A ": "MPEG-4 audio",
 }  # fmt: skip
-"""Formats in the container of ISO/IEC 14496-12, by the brand in its first box; others are videos."""
+"""Formats in the container of ISO/IEC 14496-12, by the brand in its first box. All other brands are videos."""
 
 _BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
-"""Sizes of the second header of a BMP, as it has them in bytes 14 to 18."""
+"""Possible sizes of a BMP's second header, stored in bytes 14 to 18."""
 
 
 def find_format(data: bytes) -> Format:
-    """The format of an encoded image.
+    """Return the format of an encoded image.
 
     Raises:
-        UnsupportedMedia: It is in another format, which is named where it is known.
+        UnsupportedMedia: It has another format, which the message names if it is known.
         UnusableMedia: There are no bytes.
     """
     if not data:
@@ -54,21 +54,21 @@ def find_format(data: bytes) -> Format:
         return "WebP"
     if data.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
-    # "BM" alone also begins many a text. Bytes 6 to 10 are reserved, and some writers put something there.
+    # Many texts begin with "BM", too. Bytes 6 to 10 are reserved, but some programs write there.
     if data.startswith(b"BM") and (data[6:10] == b"\0\0\0\0" or data[14:18] in _BMP_HEADERS):
         return "BMP"
-    found = _other(data)
+    found = _unsupported(data)
     raise UnsupportedMedia(
         f"The image is {f'in the format {found}' if found else 'in no known format'}: "
         f"it must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
     )
 
 
-def _other(data: bytes) -> str | None:
+def _unsupported(data: bytes) -> str | None:
     if data[4:8] == b"ftyp":
         found = _BRANDS.get(data[8:12], "MP4")
         return "AVIF" if found == "HEIF" and b"avif" in data[16 : int.from_bytes(data[:4], "big")] else found
-    if data.startswith(_CURSOR) and data[4:6] == b"\0\0":  # no cursor in it: a TGA begins like that
+    if data.startswith(_CURSOR) and data[4:6] == b"\0\0":  # without a cursor it is a TGA, or unknown
         return None
     text = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     return next((name for beginning, name in _OTHERS if data.startswith(beginning) or text.startswith(beginning)), None)

@@ -1,4 +1,4 @@
-"""What a caller may set for one image, and within which bounds."""
+"""Image options of a request, and their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, Pixe
 from staged_pool.stages.errors import InvalidInput, InvalidSetting, TooLarge, shortened
 
 PARAM: Final = "mm_processor_kwargs"
-"""What requests call the options of their images."""
+"""Name of the image options in requests."""
 
 _BACKGROUND: Final = "rgba_background_color"
 
@@ -24,40 +24,40 @@ _BUDGET: Final = ("do_resize", "max_num_patches")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one image is prepared."""
+    """Settings, background and processor arguments for one image."""
 
     settings: ImageSettings
     background: Colour
     arguments: Mapping[str, object]
-    """The same for the processor of transformers."""
+    """The same settings as arguments of the image processor of transformers."""
 
     def key(self, data: bytes) -> bytes:
-        """What two images share only if they are the same bytes and are prepared in the same way."""
+        """Return a hash of an image's bytes and of its options."""
         return content_key(data, {**self.arguments, _BACKGROUND: self.background})
 
     def target(self, size: Size) -> Size:
-        """What an image is resized to.
+        """Return the height and width that an image is resized to.
 
         Raises:
-            UnusableMedia: It is too long for its width.
+            UnusableMedia: One edge is too long for the other.
         """
         resize = self.settings.resize
         if resize is not None:
             return resize.of(size)
         if self.settings.unknown is not None:
-            check_aspect(size)  # whatever is done to it, it may be to bring the shorter edge to a length
+            check_aspect(size)  # an unknown processor may resize the shorter edge to a fixed length
         return size
 
 
 class Options:
-    """FileReads the options of images for one model.
+    """Reads the image options of requests for one model.
 
-    The names are those of transformers' image processors. What they ask for is refused where it is more than the
-    folder's own settings ask for: those are what the operator chose to serve.
+    The names are those of transformers' image processors. Options that ask for more pixels or patches than the folder's
+    settings are rejected: the operator chose to serve those.
 
     Args:
-        settings: Of the folder.
-        max_pixels: Of an image as the processor resizes it, before it is cropped.
+        settings: Settings of the folder.
+        max_pixels: Most pixels of a resized image, before it is cropped.
     """
 
     def __init__(self, settings: ImageSettings, max_pixels: int) -> None:
@@ -76,10 +76,10 @@ class Options:
         self.known = (*known, _BACKGROUND)
 
     def read(self, options: Mapping[str, object]) -> Choice:
-        """What an image's options come to.
+        """Check the options of an image, and combine them with the folder's settings.
 
         Raises:
-            InvalidSetting: Names the option that is not known to this model, or whose value is not possible.
+            InvalidSetting: An option is unknown to this model, or its value is invalid; names it.
         """
         if not options:
             return self._plain
@@ -101,14 +101,15 @@ class Options:
         return Choice(settings, background, arguments)
 
     def check(self, choice: Choice, size: Size) -> Size:
-        """What an image is resized to; refused where the model would not take what becomes of it.
+        """Compute the size that an image is resized to, and check it.
 
         Args:
-            size: Of the image.
+            choice: The result of `read`.
+            size: Height and width of the image.
 
         Raises:
-            UnusableMedia: It is too long for its width.
-            InvalidInput: Its options make something of it that the model does not take.
+            UnusableMedia: One edge is too long for the other.
+            InvalidInput: The model does not take the image with these options.
         """
         target = choice.target(size)
         if choice.settings is self._settings:
@@ -205,14 +206,14 @@ def _wrong(message: str) -> InvalidSetting:
 
 
 def _unfit(message: str) -> InvalidInput:
-    """An error about one image, where others may be right."""
+    """Return an error about one image: the same options may fit others."""
     return InvalidInput(message, param=PARAM)
 
 
 def _mapping(options: Mapping[str, object], name: str, keys: tuple[str, ...]) -> Mapping[str, object]:
     given = options.get(name, {})
     if not isinstance(given, Mapping) or not given.keys() <= set(keys):
-        raise _wrong(f"The image option {name} must be an object that has no other fields than {', '.join(keys)}.")
+        raise _wrong(f"The image option {name} must be an object with no other fields than {', '.join(keys)}.")
     return given
 
 

@@ -1,7 +1,7 @@
-"""Orientation of an image, from EXIF or XMP as Pillow has kept it undecoded.
+"""Orientation of an image, from the undecoded EXIF or XMP data that Pillow keeps.
 
-Pillow's own reader copies every value of an EXIF directory first. A file of a few megabytes may name one value in
-thousands of entries, which is gigabytes. Here one entry is looked at, and no value but the one asked for.
+Pillow's own reader copies every value of an EXIF directory. In a file of a few megabytes, thousands of entries may
+share one large value, which becomes gigabytes. This reader reads only the entry of the orientation.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any, Final
 import numpy as np
 
 UPRIGHT: Final = 1
-"""The orientation of an image that is stored as it is seen; also taken where none can be read."""
+"""Orientation of an image that is stored upright. Also the default, if none can be read."""
 
 _TAG: Final = 0x0112
 _HEADER: Final = re.compile(rb"\A(?:Exif\x00\x00){0,2}(II\*\x00|II\x00\*|MM\x00\*|MM\*\x00)")
-"""The beginning of EXIF: its name, and that of a TIFF; Pillow takes both orders of the second pair."""
+"""Beginning of EXIF: its name, then the header of a TIFF. Pillow accepts both orders of the second pair of bytes."""
 
 _KNOWN_TYPES: Final = frozenset(range(1, 14)) | {16}
 _WHOLE: Final = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 13: "L"}
-"""Types of an entry whose value is a whole number of at most four bytes, with their names in `struct`."""
+"""Types of entries with whole numbers of at most four bytes, with their `struct` formats."""
 
 _XMP: Final = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _XMP_TEXT: Final = re.compile(r'tiff:Orientation(?:="|>)([0-9])')
 
 
 def read_orientation(info: Mapping[Any, Any]) -> int:
-    """Read the orientation, 1 to 8; other numbers are returned as they are.
+    """Read the orientation, 1 to 8. Other numbers in a file are returned unchanged.
 
-    EXIF goes before XMP, as in `PIL.ImageOps.exif_transpose`. A damaged part counts as none.
+    EXIF has precedence over XMP, as in `PIL.ImageOps.exif_transpose`. A damaged entry counts as none.
 
     Args:
-        info: As of `PIL.Image.Image.info`: `exif` and `xmp` are bytes, what a PNG holds as a text is a `str`.
+        info: `PIL.Image.Image.info`: `exif` and `xmp` are bytes, and text chunks of a PNG are `str`.
     """
     exif = info.get("exif")
     if exif is None and isinstance(text := info.get("Raw profile type exif"), str):
@@ -48,7 +48,7 @@ def read_orientation(info: Mapping[Any, Any]) -> int:
 
 
 def _in_exif(data: bytes) -> int | None:
-    """Read the entry of the first directory. None: there is none."""
+    """Read the orientation in the first directory. None: there is none."""
     head = _HEADER.match(data)
     if head is None:
         return UPRIGHT if data.removeprefix(b"Exif\0\0") else None

@@ -1,4 +1,4 @@
-"""What two processes say to each other: a head in JSON and bytes behind it."""
+"""Messages between two processes: a JSON head, followed by a body of bytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import struct
 from typing import IO, Any, Final
 
 _LENGTHS: Final = struct.Struct("<II")
-"""Bytes of the head, and of what follows it."""
+"""Lengths of the head and of the body, in bytes."""
 
 
 def send(to: IO[bytes], head: dict[str, Any], body: bytes | memoryview = b"") -> None:
     """Write one message.
 
     Raises:
-        OSError: Nobody reads.
+        OSError: The reader is gone.
     """
     written = json.dumps(head).encode()
     to.write(_LENGTHS.pack(len(written), len(body)))
@@ -27,7 +27,7 @@ def receive(source: IO[bytes]) -> tuple[dict[str, Any], bytes]:
     """Read one message.
 
     Raises:
-        EOFError: There will be none.
+        EOFError: The stream has ended.
     """
     head_bytes, body_bytes = _LENGTHS.unpack(_exactly(source, _LENGTHS.size))
     head = json.loads(_exactly(source, head_bytes))

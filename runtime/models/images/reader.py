@@ -1,4 +1,4 @@
-"""Read images: the whole way from encoded bytes to what the device takes."""
+"""Reader of images: the whole preprocessing from encoded bytes to device input."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.models")
 
 TOLERANCE: Final = 2.0
-"""How far a value may be from that of transformers, in steps of one of 255. torch and Pillow round differently where
-they resize bytes: by one step, once down the columns and once along the rows."""
+"""Largest accepted difference of a value from that of transformers, in steps of 1/255.
+
+torch and Pillow round resized bytes differently: by one step along each edge."""
 
 _TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
-"""Heights and widths of the images that both ways are compared on: to be made smaller, larger, and odd."""
+"""Heights and widths of images that both paths are compared on: large, small, and odd ones."""
 
 _MOST_MADE: Final[Size] = (2048, 2048)
-"""Height and width up to which memory is reserved for what an unknown processor makes."""
+"""Largest height and width that memory is reserved for, with an unknown processor."""
 
 _PLAIN: Final[Size] = (448, 448)
-"""Of an image that every processor can take: whole patches of 14, 16, 28 and 32 pixels, also if it is not resized."""
+"""Height and width of an image for any processor: whole patches of 14, 16, 28 and 32 pixels."""
 
 
 class ImageReader:
-    """Prepares images for one model. Any number of threads may read at once; each reads alone, on one core.
+    """Prepares images for one model. Thread-safe; a call runs on one core.
 
     Args:
-        settings: Of the model's folder.
-        config: Limits, and which path is wanted.
-        memory: Where decodes find room. None: as much as they like.
+        settings: Settings of the model's folder.
+        config: Limits, and the wanted path.
+        memory: Budget of memory for decodes. None: no limit.
 
     Raises:
-        ConfigError: The folder's image processor cannot be loaded, or fails on a plain image.
+        ConfigError: The folder's image processor cannot be loaded, or fails on an ordinary image.
     """
 
     def __init__(self, settings: ImageSettings, config: EngineConfig, memory: MemoryBudget | None = None) -> None:
@@ -70,9 +71,9 @@ class ImageReader:
             self._custom_code = CustomCodeProcessor(settings.folder, self._limits, config.image_preprocess_threads)
         else:
             self._processor = load_processor(settings.folder, trust_remote_code=False)
-            self._try_out()
+            self._check_processor()
         self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
-        """Why images go the exact path. None: they go the fast one."""
+        """Reason for the exact path. None: images take the fast path."""
         if self.reason is not None and config.image_path == "fast":
             log.warning("images.exact", processor=settings.processor, reason=self.reason)
 
@@ -82,21 +83,21 @@ class ImageReader:
 
     @property
     def scale(self) -> Scale:
-        """What `to_device` needs to know of the images that were read here."""
+        """Scale of the prepared images, for `to_device`."""
         return self.settings.scale
 
     def read(self, image: Image, scope: Hashable = None) -> Pixels:
         """Prepare one image.
 
         Args:
-            image: Its `source` is the encoded file.
-            scope: One that was prepared before is taken only if it was in an equal scope.
+            image: An image whose `source` is the encoded file.
+            scope: Sharing scope: a cache hit needs an equal one.
 
         Raises:
-            TooLarge: It has more bytes or pixels than are taken.
-            UnsupportedMedia: It is in a format that is not read here.
-            UnusableMedia: It is damaged, or too long for its width.
-            InvalidInput: Its options are not possible.
+            TooLarge: The image exceeds a limit.
+            UnsupportedMedia: The format is not supported.
+            UnusableMedia: The image is damaged, or one edge is too long for the other.
+            InvalidInput: An option is invalid.
         """
         data = _content(image)
         choice = self._options.read(image.options)
@@ -106,26 +107,26 @@ class ImageReader:
         return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, choice))
 
     def sample(self, encoded: bytes) -> Pixels:
-        """Prepare an image that a model is tried with: it is not kept. Raises what `read` does."""
+        """Prepare an image for a check of the model, without the cache. Raises the errors of `read`."""
         with threads_kept():
             return self._prepare(encoded, self._options.read({}))
 
     def patches(self, image: Image) -> int | None:
-        """The `patches` of what `read` gives, which the fast path tells by the header.
+        """Return the `patches` of the prepared image. The fast path reads only the header.
 
         Raises:
-            InvalidInput: As for `read`; on the fast path, damage behind the header is not found.
+            InvalidInput: An error of `read`. The fast path does not find damage after the header.
         """
         choice = self._options.read(image.options)
         if self.reason is not None:
-            return self._prepare(_content(image), choice).patches  # past the cache: of whom it is asked is not known
+            return self._prepare(_content(image), choice).patches  # without the cache: the scope is unknown
         encoded = Encoded(_content(image), self._limits)
         target, edge = self._options.check(choice, encoded.size), choice.settings.patch_size
         return None if edge is None else (target[0] // edge) * (target[1] // edge)
 
     @property
     def cache(self) -> ImageCacheStatistics | None:
-        """What the cache of prepared images has done. None: there is none."""
+        """Statistics of the cache of prepared images. None: there is no cache."""
         return None if self._cache is None else self._cache.statistics
 
     def clear_cache(self) -> None:
@@ -133,12 +134,12 @@ class ImageReader:
             self._cache.clear()
 
     def close(self) -> None:
-        """End the processes of a folder's own code, if it has any."""
+        """End the worker processes of custom code, if there are any."""
         if self._custom_code is not None:
             self._custom_code.close()
 
     def memory(self, image: Image) -> int:
-        """Bytes that `read` takes at its peak, by the header of the file. Raises what `read` does."""
+        """Estimate the peak memory of `read` in bytes, from the header. Raises the errors of `read`."""
         choice = self._options.read(image.options)
         encoded, _ = self._open(_content(image), choice)
         return self._memory(encoded, choice)
@@ -161,13 +162,13 @@ class ImageReader:
             return read_exact(image.whole(), self._processor, self.settings, choice.arguments)
 
     def _open(self, data: bytes, choice: Choice) -> tuple[Encoded, Size | None]:
-        """Read the header, and reject what can be rejected by it.
+        """Read the header, and make all checks that need no pixels.
 
         Returns:
-            Where the decoder is to leave out detail, what it leaves is to be resized to; else None.
+            The encoded image, and the size to resize it to, if its decoder skips detail; else None.
         """
         encoded = Encoded(data, self._limits)
-        choice.target(encoded.size)  # a line is rejected before it is decoded, however it lies
+        choice.target(encoded.size)  # rejects extreme aspect ratios before decoding
         if self._draft and self.path == "fast":
             target = self._options.check(choice, encoded.size)
             if all(2 * wanted <= had for wanted, had in zip(target, encoded.size, strict=True)):
@@ -177,17 +178,17 @@ class ImageReader:
 
     def _memory(self, encoded: Encoded, choice: Choice) -> int:
         beside = fast_memory if self.reason is None else exact_memory
-        ways = [encoded.size, encoded.size[::-1]]  # it may have to be turned, which the header does not say
+        ways = [encoded.size, encoded.size[::-1]]  # the orientation may be known only after decoding
         return encoded.memory + max(beside(size, self._made(choice, size)) for size in ways)
 
     def _made(self, choice: Choice, size: Size) -> Size:
-        """What an image is resized to; of a processor that nothing is known of, the most that models here take."""
+        """Return the size after resizing. If it is unknown: the image's own, up to a limit."""
         if choice.settings.unknown is not None:
             return min(size, _MOST_MADE, key=math.prod)
         return choice.target(size)
 
-    def _try_out(self) -> None:
-        """Refuse a processor that fails on an image which nothing is wrong with."""
+    def _check_processor(self) -> None:
+        """Reject a processor that fails on an ordinary image."""
         try:
             read_exact(_pattern(_PLAIN), self._processor, self.settings, {})
         except UnusableMedia as error:
@@ -196,10 +197,10 @@ class ImageReader:
             ) from error
 
     def _why_not_fast(self) -> str | None:
-        """Compare both ways on a few images: what is not known of a processor shows there."""
+        """Compare both paths on a few images, to find unknown steps of a processor."""
         if self.settings.unknown is not None:
             return self.settings.unknown
-        with threads_kept():  # the fast path sets one, for the thread that loads the model, too
+        with threads_kept():  # the fast path sets one thread for the calling thread, too
             return self._disagreement(self._options.read({}))
 
     def _disagreement(self, choice: Choice) -> str | None:
@@ -208,7 +209,7 @@ class ImageReader:
             exact = read_exact(image, self._processor, self.settings, {})
             fast = read_fast(image, choice.target(size), self.settings)
             if (wrong := _difference(fast, exact, self.scale)) is not None:
-                return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
+                return f"it gives another result for {size[1]} x {size[0]} pixels: {wrong}"
         return None
 
 
@@ -219,7 +220,7 @@ def _content(image: Image) -> bytes:
 
 
 def _pattern(size: Size) -> Pillow.Image:
-    """An image with both slow changes and hard edges."""
+    """Return an image with both smooth gradients and hard edges."""
     rows, columns = np.indices(size)
     channels = (rows * 255 // size[0], columns * 255 // size[1], (rows // 7 + columns // 5) % 2 * 255)
     return Pillow.fromarray(np.stack(channels, axis=-1).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""What is left of an image processor's work for the device: bytes become the numbers that the model was trained on."""
+"""Scale of images: bytes become the normalized values of the model, on the device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.kernels.transfer import send_arrays
 
 Layout = Literal["planes", "channels first", "channels last"]
-"""How one row of `Pixels.values` lies: [3, height, width]; or a patch, each channel's pixels together, as Qwen2-VL has
-them; or a patch, each pixel's channels together, as SigLIP2 has them."""
+"""Layout of `Pixels.values`.
+
+- `planes`: images, [3, height, width].
+- `channels first`: patches, the pixels of each channel together, as in Qwen2-VL.
+- `channels last`: patches, the channels of each pixel together, as in SigLIP2.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`value * factor + bias`, for each of the three channels, and how the values lie.
+    """`value * factor + bias` for each of the three channels, and the layout of the values.
 
-    (v * rescale - mean) / std is v * (rescale / std) - mean / std: one multiplication and one addition.
+    (v * rescale - mean) / std equals v * (rescale / std) - mean / std: one multiplication and one addition.
     """
 
     factor: tuple[float, float, float]
     bias: tuple[float, float, float]
     layout: Layout = "planes"
     repeats: int = 1
-    """Times that a model of videos is shown an image: a patch holds so many copies of each channel."""
+    """Frames of a patch in a model of videos. A patch of a still image has this many copies of each channel."""
 
     @property
     def patches(self) -> bool:
@@ -38,18 +42,20 @@ class Scale:
 
 
 def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Bring prepared images to the device and to the model's scale, which takes the host no time.
+    """Copy prepared images to the device, and bring them to the model's scale there.
 
     Args:
-        pixels: At least one; each as bytes, or as float32 that already has the model's scale. Of one height and width,
-            unless they are patches.
-        scale: Of the reader that prepared them.
+        pixels: At least one image, as bytes, or as float32 at the model's scale. All have one height and width, unless
+            they are patches.
+        scale: Scale of the reader that prepared them.
+        device: The destination.
+        dtype: Data type of the result.
 
     Returns:
-        [images, 3, height, width]; or [patches, values of one], the images one after the other, in the order in
-        which transformers has patches and values.
+        [images, 3, height, width]; or [patches, values of a patch], one image after the other. Patches and values have
+        the order of transformers.
     """
-    parts = [_part(kind, scale, device) for kind in _runs(pixels)]
+    parts = [_part(run, scale, device) for run in _runs(pixels)]
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
     if scale.layout == "channels first" and scale.repeats > 1:
         rows = joined.shape[0]
@@ -58,18 +64,18 @@ def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str
 
 
 def _runs(pixels: Sequence[Pixels]) -> list[list[Pixels]]:
-    """Neighbours of one dtype together: bytes travel as bytes."""
+    """Group adjacent images of one dtype, so that bytes are copied as bytes."""
     runs: list[list[Pixels]] = []
-    for one in pixels:
-        if runs and runs[-1][0].values.dtype == one.values.dtype:
-            runs[-1].append(one)
+    for image in pixels:
+        if runs and runs[-1][0].values.dtype == image.values.dtype:
+            runs[-1].append(image)
         else:
-            runs.append([one])
+            runs.append([image])
     return runs
 
 
 def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) -> Tensor:
-    arrays = [one.values for one in pixels]
+    arrays = [image.values for image in pixels]
     values = send_arrays(arrays, torch.device(device), stack=not scale.patches)
     if values.dtype != torch.uint8:
         return values
@@ -87,5 +93,5 @@ def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) ->
 
 @cache
 def _on_device(three: tuple[float, float, float], device: torch.device) -> Tensor:
-    """Bring three numbers there, once for all batches."""
+    """Copy three numbers to a device, once for all batches."""
     return send_arrays([np.array(three, np.float32)], device)

@@ -1,4 +1,4 @@
-"""What the image processor of a model folder does, as transformers reads it."""
+"""Settings of a model folder's image processor, as transformers reads it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from staged_pool.stages.errors import ConfigError
 Resample: TypeAlias = Literal["bilinear", "bicubic"]
 
 _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
-"""Of Pillow's numbers, the ones that torch resizes bytes with."""
+"""Resampling filters that torch supports for bytes, by Pillow's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """One image processor.
+    """Settings of one image processor.
 
-    What is not understood of it is in `unknown`; it is used then as transformers runs it.
+    If `unknown` is set, its steps are not all known, and the processor of transformers runs instead of ours.
     """
 
     folder: Path
     processor: str
-    """Name of its class."""
+    """Name of the processor's class."""
     resize: Resize | None
-    """None: images keep their size, or it is not known what becomes of it."""
+    """Rule of resizing. None: images keep their size, or the rule is unknown."""
     resample: Resample | None
-    """None: neither of these."""
+    """Resampling filter. None: another one."""
     crop: Size | None
-    """What is cut from the middle; zeros stand for what the image lacks."""
+    """Height and width of the center crop. A smaller image is padded with zeros. None: no crop."""
     patch_size: int | None = None
-    """Edge of a patch, for models that take images of any shape; else they are all of one size."""
+    """Edge of a patch in pixels, for models that take images of any shape. None: all images have one size."""
     merge_size: int = 1
-    """Patches along one edge that become one token of a language model: `grid` is a multiple of it."""
+    """Patches along one edge that become one token of a language model. `Pixels.grid` is a multiple of it."""
     scale: Scale
     custom_code: bool = False
-    """Whether the class is Python code of the folder."""
+    """True: the class is custom Python code of the folder."""
     unknown: str | None = None
-    """Why this cannot be done by our own code. None: it can."""
+    """Reason why our fast path cannot do the same. None: it can."""
 
     @property
     def temporal_patch_size(self) -> int:
@@ -57,7 +57,7 @@ class ImageSettings:
 
     @property
     def max_patches(self) -> int | None:
-        """Patches of one image at most, for models that take images of any shape."""
+        """Most patches of one image, for models that take images of any shape."""
         match self.resize, self.patch_size:
             case PatchBudget() as budget, _:
                 return budget.max_patches
@@ -68,7 +68,7 @@ class ImageSettings:
 
     @property
     def shape(self) -> Size | None:
-        """Height and width of every image. None: they differ."""
+        """Height and width of every prepared image. None: they differ, or are unknown."""
         if self.patch_size is not None or self.unknown is not None:
             return None
         if self.crop is not None:
@@ -77,12 +77,12 @@ class ImageSettings:
 
 
 def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
-    """The image processor that transformers makes of a folder, on Pillow and numpy.
+    """Load the image processor of a folder by transformers, on Pillow and numpy.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: It cannot be loaded.
     """
-    # By its own module: some versions of transformers export it with torchvision only, which Pillow does not need.
+    # Imported from its module: some versions of transformers export it only if torchvision is installed.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     from staged_pool.runtime.models.images.float_resize import CLASSES, FloatResizeProcessor
@@ -100,26 +100,26 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def _needs_torchvision(named: str) -> str | None:
-    """Say so where transformers has a class only beside torchvision, which is not here. None: that is not the cause."""
+    """Explain that transformers has a class only with torchvision. None: that is not the cause."""
     import transformers
 
     name = named.removesuffix("Fast")
     if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
         return None
     version = transformers.__version__
-    newer = "; 5.5 and newer have most classes without" if version.startswith("5.4.") else ""
-    return f"transformers {version} has {name} with torchvision only, which is not installed{newer}"
+    newer = "; 5.5 and newer have most classes without it" if version.startswith("5.4.") else ""
+    return f"transformers {version} has {name} only with torchvision, which is not installed{newer}"
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:
-    """Read how a model wants its images.
+    """Read the settings of a folder's image processor.
 
     Args:
-        folder: Holds `preprocessor_config.json`, or `processor_config.json` with a part for images.
-        trust_remote_code: Whether Python code of the folder may be taken for its image processor. It is not run here.
+        folder: Has `preprocessor_config.json`, or `processor_config.json` with a part for images.
+        trust_remote_code: Accept custom code of the folder as its image processor. It does not run here.
 
     Raises:
-        ConfigError: There is no image processor, or it cannot be read; names what is wrong.
+        ConfigError: There is no image processor, or it cannot be loaded; names the setting.
     """
     file = _read(folder)
     own_class = _own_class(file)
@@ -130,26 +130,26 @@ def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> Ima
 
 
 def custom_code_settings(folder: Path) -> ImageSettings:
-    """What stands for the settings of a folder's own image processor, which are known to its code only."""
+    """Return settings for a folder's own image processor, whose steps are unknown."""
     name = _own_class(_read(folder)) or ""
     return replace(_not_understood(folder, name, "it is code of the model folder"), custom_code=True)
 
 
 def _own_class(file: JsonFile) -> str | None:
     named = file.get("auto_map", dict, {}).get("AutoImageProcessor")
-    if isinstance(named, list):  # for Pillow, and for torchvision
+    if isinstance(named, list):  # one class for Pillow, one for torchvision
         named = next((name for name in named if name is not None), None)
     return None if named is None else str(named)
 
 
 def _read(folder: Path) -> JsonFile:
-    """The part of the folder's files that is about images; transformers asks in this order, too."""
+    """Read the image part of the folder's files, in transformers' order."""
     both = JsonFile.read(folder / "processor_config.json", root=folder)
     if both is not None and (nested := both.get("image_processor", dict, None)) is not None:
         return JsonFile(f"{both.name}: image_processor", nested)
     file = JsonFile.read(folder / "preprocessor_config.json", root=folder)
     if file is None:
-        raise ConfigError("preprocessor_config.json is missing: nothing says how the model wants its images")
+        raise ConfigError("preprocessor_config.json is missing: the model has no settings for its images")
     return file
 
 
@@ -161,7 +161,7 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
     from staged_pool.runtime.models.images.float_resize import FloatResizeProcessor
 
     kind = type(processor)
-    # A class that changes a step says so by a method of its own; the others differ in their defaults only.
+    # A class with its own method for a step changes that step. The others differ only in their defaults.
     if kind is Qwen2VLImageProcessorPil:
         return _qwen(folder, processor, name)
     if kind is Siglip2ImageProcessorPil:
@@ -172,11 +172,11 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
              "_preprocess_image_like_inputs", "_standardize_kwargs", "convert_to_rgb")  # fmt: skip
     if isinstance(processor, PilBackend) and all(_same(kind, PilBackend, step) for step in steps):
         return _fixed(folder, processor, name)
-    return _not_understood(folder, kind.__name__, f"{kind.__name__} is not one of the classes that are followed")
+    return _not_understood(folder, kind.__name__, f"{kind.__name__} is not one of the known classes")
 
 
 def _same(kind: type, base: type, method: str) -> bool:
-    # A class may define `preprocess` anew only to document it, which the comparison of images at load would show.
+    # Some classes redefine `preprocess` only to document it. If it changes images, the comparison at load finds that.
     return method == "preprocess" or getattr(kind, method) is getattr(base, method)
 
 
@@ -286,12 +286,12 @@ def _scale(
 
 def _three(value: Any, field: str, name: str) -> tuple[float, ...]:
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
-    if len(values) != 3 or not all(isinstance(one, int | float) for one in values):
+    if len(values) != 3 or not all(isinstance(number, int | float) for number in values):
         raise ConfigError(f"{name}: {field} must be three numbers")
     return tuple(map(float, values))
 
 
 def _positive(value: object, field: str, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: {field} must be a whole number from 1 on")
+        raise ConfigError(f"{name}: {field} must be a whole number of at least 1")
     return value

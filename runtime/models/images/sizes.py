@@ -1,4 +1,4 @@
-"""How large an image becomes: the rules of the image processors of transformers 5, which the fast path follows.
+"""Sizes of resized images, by the rules of the image processors of transformers 5.
 
 All sizes are (height, width).
 """
@@ -14,13 +14,15 @@ from staged_pool.stages.errors import UnusableMedia
 Size: TypeAlias = tuple[int, int]
 
 MAX_ASPECT: Final = 200
-"""Of the longer edge to the shorter, as Qwen2-VL has it, wherever the shape of an image is kept: bringing a line of
-one pixel to a model's height would make it many thousand times as large."""
+"""Largest ratio of the longer edge to the shorter, as in Qwen2-VL.
+
+It holds wherever the aspect ratio is kept. Otherwise a line one pixel high, resized to a model's height, would become
+many thousand times as large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The shorter edge becomes so many pixels; the shape is kept, but for rounding."""
+    """Resizes the shorter edge to a number of pixels, and keeps the aspect ratio."""
 
     shortest: int
 
@@ -33,7 +35,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """So high and wide, whatever the shape was."""
+    """Resizes to a fixed height and width."""
 
     height: int
     width: int
@@ -44,11 +46,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class PixelRange:
-    """As many pixels as the image has, within bounds, with edges that are multiples of a block; the shape is kept as
-    well as that allows (Qwen2-VL)."""
+    """Resizes to a number of pixels within limits, in whole blocks (Qwen2-VL).
+
+    An image within the limits keeps about its size, and each keeps about its aspect ratio.
+    """
 
     block: int
-    """Pixels: the edge of a patch times the patches that are merged along it."""
+    """Edge of a block in pixels: the edge of a patch times the patches that are merged along it."""
     min_pixels: int
     max_pixels: int
 
@@ -73,14 +77,16 @@ class PixelRange:
 
 @dataclass(frozen=True, slots=True)
 class PatchBudget:
-    """As many patches as fit a budget, with edges that are multiples of a patch; the shape is kept as well as that
-    allows (SigLIP2 NaFlex)."""
+    """Resizes to as many whole patches as a budget allows (SigLIP2 NaFlex).
+
+    It keeps about the aspect ratio.
+    """
 
     patch: int
     max_patches: int
 
     def of(self, size: Size) -> Size:
-        # The scale is found by bisection to 1e-5, as transformers does: a formula would round differently.
+        # Bisection to 1e-5, like transformers: a formula would round differently.
         low, high = 1e-6, 100.0
         while high - low >= 1e-5:
             middle = (low + high) / 2
@@ -100,10 +106,10 @@ Resize: TypeAlias = Edge | Box | PixelRange | PatchBudget
 
 
 def check_aspect(size: Size) -> None:
-    """Refuse a line.
+    """Reject an image with an extreme aspect ratio.
 
     Raises:
-        UnusableMedia: The image is more than `MAX_ASPECT` times as long as it is wide, or as wide as it is high.
+        UnusableMedia: One edge is more than `MAX_ASPECT` times the other.
     """
     if max(size) > MAX_ASPECT * min(size):
         raise UnusableMedia(

@@ -1,4 +1,4 @@
-"""Keep a torchvision that cannot be imported from breaking transformers, which imports it wherever it is installed."""
+"""Workaround for a broken torchvision, which transformers would fail to import."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NAME: Final = "torchvision"
 
 
 def leave_out_broken_torchvision() -> None:
-    """Have transformers do without a torchvision that was built for another torch, and say so in the log.
+    """Hide a torchvision that was built for another torch from transformers, with a log line.
 
-    Call it before transformers is imported, which imports torchvision anyway: one that works costs no more time.
-    Nothing here needs torchvision, and vectors are the same with and without it.
+    Call it before transformers is imported. A working torchvision costs no extra time, since transformers imports it
+    anyway. Models here do not need torchvision, and give the same vectors without it.
 
     Raises:
-        ConfigError: This version of transformers cannot be kept from importing it.
+        ConfigError: This version of transformers imports it nevertheless.
     """
     if _NAME in sys.modules or "transformers" in sys.modules:
         return
@@ -34,16 +34,16 @@ def leave_out_broken_torchvision() -> None:
             return  # it is not installed
         reason = f"{type(error).__name__}: {error}"
         with _hidden(_NAME):
-            _is_available()  # transformers looks once, and keeps the answer
+            _is_available()  # transformers caches the answer of its first look
         if _is_available():
             raise ConfigError(
-                f"torchvision is installed and cannot be imported ({reason}): install the one that belongs to the "
-                "installed torch, or none"
+                f"torchvision is installed and cannot be imported ({reason}): install the version for the installed "
+                "torch, or uninstall it"
             ) from error
         log.warning(
             "torchvision.left_out",
             reason=reason,
-            hint="it is left out; install the one that belongs to the installed torch, or none",
+            hint="torchvision is ignored; install the version for the installed torch, or uninstall it",
         )
 
 
@@ -55,22 +55,22 @@ def _is_available() -> bool:
 
 @contextmanager
 def _hidden(name: str) -> Iterator[None]:
-    """A block in which a package cannot be found."""
+    """Make a package impossible to find in a block."""
     finders = sys.meta_path[:]
     sys.meta_path[:] = [_Without(name, finder) for finder in finders]
     try:
         yield
     finally:
-        # One that was added meanwhile stays.
-        sys.meta_path[:] = [one.finder if isinstance(one, _Without) else one for one in sys.meta_path]
+        # Keep finders that were added meanwhile.
+        sys.meta_path[:] = [finder.finder if isinstance(finder, _Without) else finder for finder in sys.meta_path]
 
 
 class _Without:
-    """A finder of modules that does not find one package.
+    """A finder of modules that hides one package.
 
     Args:
-        name: Of the package.
-        finder: Finds all others, and says what else is asked of a finder.
+        name: Name of the package.
+        finder: The finder for all other modules, and for all other attributes.
     """
 
     def __init__(self, name: str, finder: Any) -> None:

@@ -1,7 +1,7 @@
-"""The one transparent colour of a grey or RGB PNG, compared at the file's own bit depth (PNG, section 11.3.1.1).
+"""Transparent colour of a grey or RGB PNG, compared at the file's own bit depth.
 
-Pillow compares it with samples that it has brought to 8 bits already, so that it matches at 8 bits a sample only; in
-newer versions at one bit, too.
+The `tRNS` chunk (PNG, section 11.3.1.1) names one colour. Pillow compares it with samples already converted to 8 bits,
+so it matches only in files of 8 bits a sample; in newer versions of Pillow, also in files of one bit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 _DEPTHS: Final = {"1": 1, "L;2": 2, "L;4": 4, "L": 8, "RGB": 8, "I;16B": 16, "RGB;16B": 16}
-"""Bits a sample, by what Pillow calls the layout; palettes have none."""
+"""Bits a sample, by Pillow's name of the layout. Palettes are not among them."""
 _STRIP_PIXELS: Final = 2**18
-"""Pixels compared at a time: about a millisecond."""
+"""Pixels compared at a time, in about a millisecond."""
 
 Box: TypeAlias = tuple[int, int, int, int]
 """Left, top, right and bottom edge, in pixels."""
 
 
 class TransparentColour:
-    """A colour of a PNG that stands for full transparency.
+    """A colour of a PNG that means full transparency.
 
     Args:
-        values: Samples as the file has them, one of grey or three of RGB.
-        data: The file, of one bit or of 16 bits a sample.
+        values: Its samples at the file's bit depth: one of grey or three of RGB.
+        data: The content of the file, of one bit or of 16 bits a sample.
     """
 
     def __init__(self, values: Sequence[int], data: bytes) -> None:
@@ -39,35 +39,37 @@ class TransparentColour:
         self._low: Image.Image | None = None
 
     def prepare(self) -> None:
-        """Decode what Pillow has left out, if it is needed: again as many bytes a pixel as of the image itself.
+        """Decode the lower bytes of 16-bit RGB samples, which Pillow drops: four more bytes a pixel.
 
         Raises:
-            What Pillow raises on a damaged file.
+            Exception: Any error that Pillow raises on a damaged file.
         """
         if self._needs_lower_bytes:
             self._low = _lower_bytes(self._data)
 
     @property
     def decodes_twice(self) -> bool:
-        """The file is decoded a second time, into four bytes a pixel."""
+        """True: `prepare` decodes the file a second time, into four bytes a pixel."""
         return self._needs_lower_bytes
 
-    def lay(self, shown: Image.Image, decoded: Image.Image, box: Box, background: tuple[int, int, int]) -> None:
-        """Paint the background wherever a part of the decoded image has this colour.
+    def paint_background(
+        self, rgb: Image.Image, decoded: Image.Image, box: Box, background: tuple[int, int, int]
+    ) -> None:
+        """Paint the background over the pixels of a part that have this colour.
 
         Args:
-            shown: RGB, which is painted on.
-            decoded: The part as Pillow decoded it: one bit or 16 bits of grey, or the upper 8 of RGB.
-            box: Where the part lies in the file.
-            background: What is painted.
+            rgb: The part as RGB, which is changed.
+            decoded: The part as Pillow decoded it: one bit or 16 bits of grey, or the upper 8 bits of RGB.
+            box: Place of the part in the file.
+            background: Colour of the background.
         """
         low = None if self._low is None else self._low.crop(box)
-        width, height = shown.size
+        width, height = rgb.size
         rows = max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):
             strip = (0, top, width, min(top + rows, height))
             mask = self._mask(decoded.crop(strip), None if low is None else low.crop(strip))
-            shown.paste(background, strip, Image.fromarray(mask.astype(np.uint8) * np.uint8(255)))
+            rgb.paste(background, strip, Image.fromarray(mask.astype(np.uint8) * np.uint8(255)))
 
     def _mask(self, decoded: Image.Image, low: Image.Image | None) -> NDArray[np.bool_]:
         if low is None:
@@ -80,25 +82,26 @@ def find_transparent_colour(file: PngImageFile, data: bytes) -> TransparentColou
     """Read the transparent colour of a PNG before its pixels are decoded.
 
     Returns:
-        None where there is none, or where Pillow heeds it: what it is told is mended for samples of 2, 4 and 8 bits.
+        None, if there is none, or if Pillow applies it. For samples of 2, 4 and 8 bits, Pillow's own value is
+        corrected in `file.info`.
     """
     given = file.info.get("transparency")
     depth = _DEPTHS.get(str(file.tile[0].args)) if file.tile else None
     if given is None or isinstance(given, bytes) or depth is None:
         return None
     values = (given,) if isinstance(given, int) else tuple(given)
-    most = 2**depth - 1  # only the lower bits count
+    most = 2**depth - 1  # the decoder ignores the upper bits
     if depth in (1, 16):
         del file.info["transparency"]
         return TransparentColour([value & most for value in values], data)
-    # Pillow spreads samples of 2 and 4 bits over a byte, but not this one.
+    # Pillow scales samples of 2 and 4 bits to a byte, but not this colour.
     spread = tuple((value & most) * (255 // most) for value in values)
     file.info["transparency"] = spread[0] if isinstance(given, int) else spread
     return None
 
 
 def _lower_bytes(data: bytes) -> Image.Image:
-    """Decode an RGB PNG of 16 bits a sample into the lower 8, of which Pillow by itself keeps the upper 8 only."""
+    """Decode the lower 8 bits of an RGB PNG of 16 bits a sample: Pillow keeps the upper 8."""
     file = PngImageFile(io.BytesIO(data))
     file.tile = [tile._replace(args="RGB;16L") for tile in file.tile]
     file.load()

@@ -1,8 +1,8 @@
-"""The pixels of a decoded image as an array, without the copy that takes most of the time under the lock.
+"""Pixels of a decoded image as an array on Pillow's own memory.
 
-`numpy.asarray(image)` packs an image's pixels anew, through bytes, all of it while it holds the interpreter's lock:
-milliseconds in which no other thread runs. Pillow shows its memory through the Arrow C data interface instead
-(https://arrow.apache.org/docs/format/CDataInterface.html); RGB images lie there as four bytes a pixel.
+`numpy.asarray(image)` copies the pixels through bytes and holds the interpreter's lock for it: milliseconds in which no
+other thread runs. Here the array uses Pillow's memory through the Arrow C data interface
+(https://arrow.apache.org/docs/format/CDataInterface.html). An RGB image has four bytes a pixel there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 _STRIP_BYTES: Final = 1 << 20
-"""What is copied at a time where an image lies in several pieces: a fraction of a millisecond."""
+"""Bytes copied at a time, if an image lies in several blocks of memory: a fraction of a millisecond."""
 
 
 class _ArrowArray(ctypes.Structure):
-    """`struct ArrowArray` of the interface."""
+    """`struct ArrowArray` of the Arrow C data interface."""
 
 
 _ArrowArray._fields_ = [
@@ -41,14 +41,14 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Memory:
-    """Keeps Pillow's memory alive for as long as an array looks at it."""
+    """Array interface of Pillow's memory, which keeps it alive."""
 
     def __init__(self, image: Image.Image) -> None:
         _, self._capsule = image.__arrow_c_array__()
         array = _ArrowArray.from_address(_pointer(self._capsule, b"arrow_array"))
         shape = (image.height, image.width, 4)
         if array.n_children != 1 or array.offset or array.length != image.height * image.width:
-            raise ValueError("the image is not a list of pixels")
+            raise ValueError("the image is not one block of pixels")
         pixels = array.children[0].contents
         if pixels.n_buffers != 2 or pixels.offset or pixels.length != 4 * array.length:
             raise ValueError("the pixels are not four bytes each")
@@ -61,7 +61,7 @@ class _Memory:
 
 
 def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
-    """Pillow's own memory of an RGB image, as `rgbx_pixels` gives it. None: it lies in several pieces."""
+    """Return the pixels of an RGB image like `rgbx_pixels`, never copied. None: they lie in several blocks."""
     try:
         return np.asarray(_Memory(image))
     except ValueError:  # larger than `PIL.Image.core.get_block_size()`, by default 16 MB
@@ -69,10 +69,13 @@ def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
 
 
 def rgbx_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """The pixels of a decoded RGB image, not copied unless it lies in several pieces. Must not be written to.
+    """Return the pixels of a decoded RGB image, read-only.
+
+    They are copied only if they lie in several blocks of memory.
+
 
     Returns:
-        [height, width, 4]: red, green, blue, and a byte without meaning.
+        [height, width, 4]: red, green, blue, and an unused byte.
     """
     shared = shared_pixels(image)
     return _copied(image) if shared is None else shared

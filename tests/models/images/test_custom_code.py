@@ -99,7 +99,7 @@ def processes() -> set[int]:
 def replaced() -> None:
     """Return when every process that died has its successor."""
     for thread in threading.enumerate():
-        if thread.name == "own-code":
+        if thread.name == "custom-code":
             thread.join()
 
 
@@ -116,7 +116,7 @@ def test_a_process_that_dies_fails_its_image_and_is_replaced(
     before = processes()
     assert len(before) == 2
     for red in (1, 2):
-        with pytest.raises(UnusableMedia, match="broke down on the image"):
+        with pytest.raises(UnusableMedia, match="crashed on the image"):
             moody.read(dot(red))
     assert moody.read(dot(77)).values[0, 0, 0] == 77.5
     replaced()
@@ -150,7 +150,7 @@ def test_what_the_code_raises_is_not_repeated(moody: ImageReader) -> None:
 
 
 def test_the_limits_hold_in_the_processes_too(moody: ImageReader) -> None:
-    with pytest.raises(TooLarge, match="at most 10000 are taken"):
+    with pytest.raises(TooLarge, match="at most 10000 are accepted"):
         moody.read(image(101, 100))
     with pytest.raises(UnsupportedMedia, match="TIFF"):
         moody.read(Image(encode(drawing(5, 5), "TIFF")))
@@ -189,7 +189,7 @@ def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
     ("code", "said"),
     [
         ("raise RuntimeError('no luck')", "moody.Moody: the folder's own image processor cannot be loaded: no luck"),
-        ("import os; os.abort()", f"ended its process ({-signal.SIGABRT})"),
+        ("import os; os.abort()", f"ended its process (exit code {-signal.SIGABRT})"),
     ],
 )
 def test_code_that_cannot_be_loaded_is_a_wrong_folder(code: str, said: str, folder: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_options_change_an_image_as_they_do_in_transformers(
         ("qwen2-vl", {"max_pixels": True}, "max_pixels must be a whole number"),
         ("qwen2-vl", {"max_pixels": 1e5}, "max_pixels must be a whole number"),
         ("qwen2-vl", {"min_pixels": 1000, "max_pixels": 999}, "min_pixels must be a whole number from 1 to 999"),
-        ("qwen2-vl", {"size": {"height": 28}}, "size must be an object that has no other fields than shortest_edge"),
+        ("qwen2-vl", {"size": {"height": 28}}, "size must be an object with no other fields than shortest_edge"),
         ("qwen2-vl", {"size": 28}, "size must be an object"),
         ("qwen2-vl", {"do_resize": "no"}, "do_resize must be true or false"),
         ("qwen2-vl", {"do_resize": False}, "edges of an image must be multiples of 28 pixels"),

@@ -81,7 +81,7 @@ def test_pixels_of_an_older_qwen_folder_are_read(tmp_path: Path) -> None:
 def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="ConvNextImageProcessor", size={"shortest_edge": 64})
     settings = read_image_settings(tmp_path)
-    assert settings.unknown == "ConvNextImageProcessorPil is not one of the classes that are followed"
+    assert settings.unknown == "ConvNextImageProcessorPil is not one of the known classes"
     assert settings.shape is None
 
 
@@ -101,7 +101,7 @@ def test_a_processor_that_fails_on_a_plain_image_is_refused_at_load(tmp_path: Pa
         ),
         ({}, "preprocessor_config.json: the image processor cannot be read"),
         ({**CLIP, "size": "large"}, "preprocessor_config.json"),
-        ({**CLIP, "crop_size": {"height": 0, "width": 9}}, "crop_size must be a whole number from 1 on"),
+        ({**CLIP, "crop_size": {"height": 0, "width": 9}}, "crop_size must be a whole number of at least 1"),
         ({**CLIP, "image_std": [0.0, 1.0, 1.0]}, "image_std must not be 0"),
         ({**CLIP, "image_mean": [0.5, 0.5]}, "image_mean must be three numbers"),
         ({**CLIP, "image_mean": "grey"}, "image_mean must be three numbers"),
@@ -124,7 +124,7 @@ def test_a_class_is_read_or_said_to_want_torchvision(name: str, tmp_path: Path) 
     save_settings(tmp_path, image_processor_type=name)
     own = name.removesuffix("Fast")
     if is_older("transformers", "5.5") and find_spec("torchvision") is None:
-        said = f"has {own} with torchvision only, which is not installed; 5.5 and newer have most classes without"
+        said = f"has {own} only with torchvision, which is not installed; 5.5 and newer have most classes without it"
         assert rejection(tmp_path).endswith(said)
     else:
         assert read_image_settings(tmp_path).processor == f"{own}Pil"
