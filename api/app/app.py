@@ -120,7 +120,7 @@ class Application:
                     await call.lines.end(b"".join(answer.pieces))
                     outcome = replace(answer, status=200)  # the status that was sent; `word` names a later error
                     return
-                memory.made(sum(map(len, answer.pieces)))
+                memory.encoded(sum(map(len, answer.pieces)))
                 headers = self._headers(call, answer, time.perf_counter() - started)
                 await send({"type": "http.response.start", "status": answer.status, "headers": headers})
                 *others, last = answer.pieces

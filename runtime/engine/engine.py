@@ -23,7 +23,7 @@ from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts, lane_service_time
 from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS, Pipeline
-from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, refuse
+from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
 from staged_pool.runtime.memory.answers import AnswerMemory, expected_numbers
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
@@ -587,7 +587,7 @@ async def run_engine(
     preprocess: Offload | None = None,
     image_preprocess: Offload | None = None,
     offload: Offload | None = None,
-    fetch: Fetch = refuse,
+    fetch: Fetch = reject_fetch,
     shared_cores: int | None = None,
     options: StageOptions | None = None,
     memory: MemoryGovernor | None = None,

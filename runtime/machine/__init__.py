@@ -1,1 +1,1 @@
-"""What the operating system gives this process: cores and memory."""
+"""Cores and memory that the operating system allows this process."""

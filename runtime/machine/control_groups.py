@@ -1,4 +1,4 @@
-"""Linux control groups: the folders of the groups that this process is in, and of those above them.
+"""Linux control groups: folders of this process's groups and their ancestors.
 
 Containers are limited by them. See `cgroups(7)`, https://docs.kernel.org/admin-guide/cgroup-v2.html and
 https://docs.kernel.org/admin-guide/cgroup-v1/.
@@ -21,28 +21,30 @@ class GroupFolder(NamedTuple):
 
     path: Path
     v2: bool
-    """Its files are those of version 2."""
+    """True: the files of version 2."""
 
 
 class _Mount(NamedTuple):
-    """A place where control groups are seen as folders."""
+    """A mount of a file system of control groups."""
 
     group: PurePosixPath
-    """The group that the place itself shows."""
+    """Group at the root of the mount."""
     place: PurePosixPath
+    """Mount point."""
     v2: bool
+    """True: version 2."""
 
 
 def group_folders(controller: Controller, root: Path = Path("/")) -> Iterator[GroupFolder]:
-    """Yield the folders of this process's groups and of those above them, innermost first.
+    """Yield the folders of this process's groups and their ancestors, innermost first.
 
     Args:
-        controller: Name of the controller that must be there in version 1.
-        root: Folder that holds the system's files.
+        controller: Name of a controller, which version 1 needs.
+        root: Root folder of the system's files.
 
     Raises:
-        OSError: There are no such files: another system, or a sandbox without /proc.
-        ValueError: They are written in another way than is known here.
+        OSError: There are no control groups: another system, or a sandbox without /proc.
+        ValueError: A file has an unknown format.
     """
     mounts = list(_mounts((root / "proc/self/mountinfo").read_text(), controller))
     for v2, group in _groups((root / "proc/self/cgroup").read_text(), controller):
@@ -54,7 +56,7 @@ def group_folders(controller: Controller, root: Path = Path("/")) -> Iterator[Gr
 
 
 def _groups(listed: str, controller: Controller) -> Iterator[tuple[bool, PurePosixPath]]:
-    """Yield the groups of /proc/self/cgroup with this controller, each with True for version 2."""
+    """Yield the groups in /proc/self/cgroup with this controller. True: version 2."""
     for line in listed.splitlines():
         number, controllers, path = line.split(":", 2)
         if (number, controllers) == ("0", "") or controller in controllers.split(","):
@@ -62,19 +64,22 @@ def _groups(listed: str, controller: Controller) -> Iterator[tuple[bool, PurePos
 
 
 def _mounts(mountinfo: str, controller: Controller) -> Iterator[_Mount]:
-    """Yield the places of /proc/self/mountinfo that show groups with this controller."""
+    """Yield the mounts in /proc/self/mountinfo of groups with this controller."""
     for line in mountinfo.splitlines():
         fields, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
-            group, place = (_ESCAPED.sub(lambda one: chr(int(one[1], 8)), one) for one in fields.split(" ")[3:5])
+            group, place = (
+                _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field) for field in fields.split(" ")[3:5]
+            )
             yield _Mount(PurePosixPath(group), PurePosixPath(place), v2=kind == "cgroup2")
 
 
-def _below(group: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
-    """Return the path of a group below the one that a mount shows.
+def _below(group: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
+    """Return the path of a group relative to its mount.
 
-    A container may see its own group there, and be told the path that this has outside. Then it is the mount itself.
+    In a container, the mount may be the process's own group, while /proc/self/cgroup has its path on the host. Then the
+    path is the mount itself.
     """
-    found = group.relative_to(shown) if group.is_relative_to(shown) else PurePosixPath()
+    found = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
     return PurePosixPath() if ".." in found.parts else found

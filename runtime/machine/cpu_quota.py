@@ -1,7 +1,7 @@
-"""CPU time that Linux control groups allow this process, as a number of cores.
+"""CPU quota of Linux control groups, as a number of cores.
 
-Containers are limited in this way: `docker --cpus=2` sets a quota, and leaves every core of the machine usable. See
-"CPU Interface Files" of https://docs.kernel.org/admin-guide/cgroup-v2.html.
+Containers are limited by it: `docker --cpus=2` sets a quota, and leaves every core of the machine usable. See "CPU
+Interface Files" of https://docs.kernel.org/admin-guide/cgroup-v2.html.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from staged_pool.runtime.machine.control_groups import GroupFolder, group_folder
 
 
 def quota_cores(root: Path = Path("/")) -> int | None:
-    """Return the least quota of the process's groups and of those above them, in cores, rounded up.
+    """Return the smallest quota of the process's groups and their ancestors, in cores, rounded up.
 
     Args:
-        root: Folder that holds the system's files.
+        root: Root folder of the system's files.
 
     Returns:
         At least 1. None: there is no quota, or no control groups.
     """
     quotas: list[float] = []
-    with suppress(OSError, ValueError):  # another system, a sandbox without /proc, or words that are not known here
+    with suppress(OSError, ValueError):  # another system, a sandbox without /proc, or an unknown format
         for folder in group_folders("cpu", root):
-            with suppress(OSError, ValueError):  # the topmost group has no such file
+            with suppress(OSError, ValueError):  # the root group has no such file
                 quotas += _quota(folder)
     return max(1, ceil(min(quotas))) if quotas else None
 
 
 def _quota(folder: GroupFolder) -> list[float]:
-    """Return the quota of one group, in cores; nothing where it has none."""
+    """Return the quota of one group, in cores. Empty: the group has none."""
     if folder.v2:
         quota, period = (folder.path / "cpu.max").read_text().split()
     else:

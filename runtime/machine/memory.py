@@ -1,4 +1,4 @@
-"""Memory of the machine: what this process may have, and what it really takes."""
+"""Memory limit of this process, and its real use."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Final
 from staged_pool.runtime.machine.control_groups import GroupFolder, group_folders
 
 UNKNOWN_LIMIT_BYTES: Final = 4 * 2**30
-"""The limit where the system tells nothing about its memory."""
+"""Limit on systems that report nothing about their memory."""
 
 _NO_LIMIT_BYTES: Final = 2**60
-"""Limits of version 1 that mean none: the file then holds the largest number that the kernel counts in pages."""
+"""Limits from here on mean no limit in version 1: the file has the kernel's largest number of pages, in bytes."""
 
 _PROCESS_LIMITS: Final = (("Max address space", 0), ("Max data size", 5))
-"""Limits of a process (`ulimit -v`, `ulimit -d`) in /proc/self/limits, and the field of statm that each is held to."""
+"""Limits (`ulimit -v`, `ulimit -d`) in /proc/self/limits, each with the field of statm that it limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """The memory limit of one control group that this process is in."""
+    """Memory limit of one control group of this process."""
 
     folder: GroupFolder
     limit_bytes: int
 
     def used_bytes(self) -> int:
-        """Return what the whole group takes, without files that nobody has read lately.
+        """Return the memory use of the whole group, without inactive files in the page cache.
 
-        The kernel drops these before it ends a process. Kubernetes calls the rest the working set.
+        The kernel drops these before it kills a process. Kubernetes calls the rest the working set.
 
         Raises:
             OSError: The group is gone.
@@ -50,10 +50,10 @@ class GroupMemory:
 
 
 class Machine:
-    """The files that tell about memory.
+    """Reader of the system's files about memory.
 
     Args:
-        root: Folder that holds the system's files.
+        root: Root folder of the system's files.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -63,11 +63,14 @@ class Machine:
 
     @cached_property
     def groups(self) -> tuple[GroupMemory, ...]:
-        """Control groups of this process that have a limit."""
+        """Control groups of this process with a memory limit."""
         return tuple(_limited_groups(self._root))
 
     def limit_bytes(self) -> int:
-        """Return what this process may have: the least of its limits and its groups', or what the machine has left."""
+        """Return the memory limit of this process, in bytes.
+
+        It is the smallest of the process's and its groups' limits, and of the memory that the machine has available.
+        """
         limits = [group.limit_bytes for group in self.groups]
         if (room := self.mappable_bytes()) is not None:
             limits.append(self.resident_bytes() + room)
@@ -77,10 +80,10 @@ class Machine:
         return min(limits, default=UNKNOWN_LIMIT_BYTES)
 
     def mappable_bytes(self) -> int | None:
-        """Return what `ulimit -v` and `ulimit -d` let this process map beyond what it has mapped; None: no limit.
+        """Return the bytes that `ulimit -v` and `ulimit -d` let this process still map. None: no limit.
 
-        Mapped memory is more than resident memory, mostly by libraries and by what the allocator keeps for later. So
-        it tells what a limit leaves once models are loaded, and not how full memory is.
+        Mapped memory is larger than resident memory, mostly by libraries and the allocator's reserve. So use it for the
+        memory left after models are loaded, and not for memory pressure.
         """
         rooms = []
         with suppress(OSError, ValueError, IndexError):
@@ -92,16 +95,16 @@ class Machine:
         return min(rooms, default=None)
 
     def resident_bytes(self) -> int:
-        """Return the resident set of this process, in bytes; 0 where the system does not tell."""
+        """Return the resident set of this process, in bytes. 0: the system does not report it."""
         with suppress(OSError, ValueError, IndexError):
             return int(self._statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return 0
 
     def fullness(self, limit_bytes: int) -> float:
-        """Return the used part of a limit, or of that of a control group, whichever is fuller.
+        """Return the used fraction of the limit, or of a control group's limit if larger.
 
         Args:
-            limit_bytes: Bytes that this process may have.
+            limit_bytes: Memory limit of this process.
         """
         parts = [self.resident_bytes() / limit_bytes]
         for group in self.groups:
@@ -110,7 +113,7 @@ class Machine:
         return max(parts)
 
     def _available_bytes(self) -> int | None:
-        """Return what the machine can still give without swapping; None where it does not tell."""
+        """Return the available memory of the machine without swapping, in bytes. None: unknown."""
         with suppress(OSError, ValueError):
             for line in (self._root / "proc/meminfo").read_text().splitlines():
                 if line.startswith("MemAvailable:"):
@@ -123,7 +126,7 @@ class Machine:
 def _limited_groups(root: Path) -> Iterator[GroupMemory]:
     with suppress(OSError, ValueError):  # another system, or a sandbox without /proc
         for folder in group_folders("memory", root):
-            with suppress(OSError, ValueError):  # "max", or the topmost group, which has no such file
+            with suppress(OSError, ValueError):  # "max", or the root group, which has no such file
                 limit = int((folder.path / ("memory.max" if folder.v2 else "memory.limit_in_bytes")).read_text())
                 if 0 < limit < _NO_LIMIT_BYTES:
                     yield GroupMemory(folder, limit)

@@ -1,4 +1,4 @@
-"""Images that are named by URLs: which may be fetched, and fetching them."""
+"""Fetching of images by URL, restricted to allowed hosts and one folder."""
 
 if __name__ != "staged_pool.runtime.media":
     raise ImportError("import this package as staged_pool.runtime.media")

@@ -1,9 +1,12 @@
-"""Fetching the images that requests name by URLs, within the limits that the settings give.
+"""Fetcher of images that requests name by URL, within the limits of the settings.
 
-What a stranger names, this server asks, from its place in the network: for a server in a private network that is a way
-in (server-side request forgery). So nothing is fetched unless the settings say from where, every address is checked
-before it is dialled, a redirect is checked as if it were the first URL, and nothing of this server goes with a request:
-no cookie, no credential, no proxy.
+The server sends requests to URLs that strangers choose, from inside its own network: the danger is server-side request
+forgery. Four rules prevent it:
+
+- Nothing is fetched from hosts that the settings do not allow.
+- Every address is checked before a connection is opened.
+- A redirect is checked like the first URL.
+- A request has no cookie and no credential, and uses no proxy.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from staged_pool.runtime.media import unpacking
 from staged_pool.runtime.media.dns import Resolve, resolve
 from staged_pool.runtime.media.file_reads import FileReads
 from staged_pool.runtime.media.files import read_file, too_large
-from staged_pool.runtime.media.http_get import asked, whole
-from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
+from staged_pool.runtime.media.http_get import raw_chunks, send_get
+from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, url_not_allowed
 from staged_pool.runtime.network_addresses import literal
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnusableMedia
@@ -37,26 +40,28 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS: Final = 3
 
-FREE_PIECES: Final = 1024
-PIECE_BYTES: Final = 256
-"""An image may come in 1024 pieces and one more for each 256 bytes: each costs the event loop as much as kilobytes."""
+FREE_CHUNKS: Final = 1024
+CHUNK_BYTES: Final = 256
+"""Limit of chunks of a body: 1024, and one more for each 256 bytes.
+
+A chunk costs the event loop as much time as kilobytes."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
-_WANTS_CREDENTIALS: Final = frozenset({401, 403, 407})
-"""Of these nobody but the host knows whether there is such an image, and who else would be given it."""
+_RETRYABLE: Final = frozenset({408, 425, 429})
+_NEEDS_CREDENTIALS: Final = frozenset({401, 403, 407})
+"""Statuses of hosts that ask for credentials. They do not tell if the image exists."""
 
 
 class MediaFetcher:
-    """Fetches images, `config.media_limit` at once; each in the task of its caller.
+    """Fetches images in the tasks of its callers, at most `config.media_limit` at once.
 
-    It keeps no connection, so there is nothing to close.
+    It keeps no connection open, so there is nothing to close.
 
     Args:
-        config: Says what may be fetched, how large it may be and how long it may take.
-        find: Looks hosts up.
-        trust: Makes the settings of TLS, once and in a thread: it reads the certificates of those that are trusted.
-        read: FileReads a file, see `read_file`.
+        config: Allowed hosts and folder, and limits of size and time.
+        find: A function that resolves hosts.
+        trust: A function that returns the settings of TLS. It is called once, in a thread: it reads the certificates.
+        read: A function that reads a file, see `read_file`.
     """
 
     def __init__(
@@ -78,28 +83,28 @@ class MediaFetcher:
         self._find = find
         self._trust = trust
         self._tls: ssl.SSLContext | None = None
-        self._nobody: ssl.SSLContext | None = None
+        self._no_tls: ssl.SSLContext | None = None
 
     async def fetch(self, image: Image) -> Image:
-        """The same image with its bytes. One that has them is returned as it is.
+        """Fetch an image, and return it with its bytes. An image that has bytes is returned unchanged.
 
-        Cancellation closes the connection, and leaves a file to the thread that reads it.
+        Cancellation closes the connection, and abandons the thread that reads a file.
 
         Raises:
-            InvalidInput: Its URL is wrong.
-            UrlNotAllowed: It leads where the settings do not allow it.
-            TooLarge: It has more than `config.max_image_bytes`.
-            UnusableMedia: The host says that there is no such image, or sends the way round in circles.
-            MediaUnavailable: The host cannot be found or reached, fails, or wants to know who asks; or the disk of a
-                file does not answer.
-            MediaTimedOut: It is not here after `config.media_timeout_s`.
+            InvalidInput: The URL is malformed.
+            UrlNotAllowed: The settings do not allow the URL.
+            TooLarge: The image has more than `config.max_image_bytes`.
+            UnusableMedia: The host has no such image, or redirects too often.
+            MediaUnavailable: The host cannot be found or reached, fails, or asks for credentials; or the disk of a file
+                does not answer.
+            MediaTimedOut: Fetching took longer than `config.media_timeout_s`.
         """
         if not isinstance(image.source, str):
             return image
         url = read_url(image.source)
         if isinstance(url, FileUrl):
             return replace(image, source=await self._read(url))
-        self._check_host(url)  # before it takes the place of another one
+        self._check_host(url)  # before it takes a slot
         async with self._limiter:
             with anyio.move_on_after(self._timeout_s):
                 return replace(image, source=await self._download(url))
@@ -108,18 +113,18 @@ class MediaFetcher:
     async def _read(self, url: FileUrl) -> bytes:
         folder = self._folder
         if folder is None:
-            raise refused("names a file, and this server opens none")
+            raise url_not_allowed("names a file, and this server reads no files")
         return await self._reads.run(partial(self._read_file, folder, url.path, self._max_bytes))
 
     def _check_host(self, url: WebUrl) -> None:
         if not self._hosts:
-            raise refused("is not followed: this server fetches nothing; send the image itself")
+            raise url_not_allowed("is not followed: this server fetches nothing; send the image itself")
         if not self._hosts.allow(url.host):
-            raise refused("leads to a host that this server does not fetch from")
+            raise url_not_allowed("leads to a host that this server does not fetch from")
 
     async def _download(self, url: WebUrl) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._ask(url, await self._addresses(url))
+            found = await self._get(url, await self._addresses(url))
             if isinstance(found, bytes):
                 return found
             url = self._redirected(url, found)
@@ -127,9 +132,9 @@ class MediaFetcher:
         raise UnusableMedia(message, param=PARAM)
 
     async def _addresses(self, url: WebUrl) -> Sequence[str]:
-        """Where the host is, every place checked: one that is not allowed among them is an attempt."""
+        """Resolve a host, and reject it if any of its addresses is not allowed."""
         if literal(url.host) is not None:
-            return (url.host,)  # `_check_host` has seen it
+            return (url.host,)  # `_check_host` has checked it
         try:
             found = await self._find(url.host, url.port)
         except OSError:
@@ -137,25 +142,25 @@ class MediaFetcher:
         if not found:
             raise MediaUnavailable("The host of the image could not be found.")
         if not all(map(self._hosts.may_dial, found)):
-            raise refused("leads to an address that is not public")
+            raise url_not_allowed("leads to an address that is not public")
         return found
 
     def _redirected(self, url: WebUrl, target: str) -> WebUrl:
         there = read_url(urljoin(f"{url.scheme}://{url.authority}{url.target}", target))
         if isinstance(there, FileUrl):
-            raise refused("redirects to a file")
+            raise url_not_allowed("redirects to a file")
         if url.scheme == "https" and there.scheme == "http":
-            raise refused("redirects from https to http")
+            raise url_not_allowed("redirects from https to http")
         self._check_host(there)
         return there
 
-    async def _ask(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
-        """The image, or where else it is said to be."""
+    async def _get(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
+        """Get the bytes of an image, or the target of a redirect."""
         tls = await self._tls_settings(url.scheme)
-        import httpx  # has been imported by now
+        import httpx  # `_tls_settings` has imported it in a thread
 
         try:
-            async with asked(url, addresses, tls) as response:
+            async with send_get(url, addresses, tls) as response:
                 if response.status_code in _REDIRECTS and (location := _first(response, "location")):
                     return location
                 self._check(response)
@@ -169,12 +174,12 @@ class MediaFetcher:
                 limiter=self._unpackers,
             )
         except (httpx.TransportError, OSError):
-            raise MediaUnavailable("The host of the image could not be reached, or broke off.") from None
+            raise MediaUnavailable("The host of the image could not be reached, or the connection broke.") from None
 
     def _check(self, response: httpx.Response) -> None:
-        """Refuse what the head of an answer shows to be wrong."""
+        """Reject a response by its status and headers."""
         status = response.status_code
-        if status >= 500 or status in _TRY_AGAIN or status in _WANTS_CREDENTIALS:
+        if status >= 500 or status in _RETRYABLE or status in _NEEDS_CREDENTIALS:
             raise MediaUnavailable(f"The host of the image answered with status {status}.")
         if status != 200:
             raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)
@@ -183,32 +188,32 @@ class MediaFetcher:
             raise too_large(self._max_bytes)
 
     async def _body(self, response: httpx.Response) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
-        async with whole(response) as coming:
-            async for piece in coming:
-                await anyio.lowlevel.checkpoint()  # what has arrived together is given without one
-                size += len(piece)
+        async with raw_chunks(response) as arriving:
+            async for chunk in arriving:
+                await anyio.lowlevel.checkpoint()  # chunks that arrived together come without one
+                size += len(chunk)
                 if size > self._max_bytes:
                     raise too_large(self._max_bytes)
-                if len(pieces) > FREE_PIECES + size // PIECE_BYTES:
-                    raise MediaUnavailable("The host of the image sent it in too many pieces.")
-                pieces.append(piece)
-        return b"".join(pieces)
+                if len(chunks) > FREE_CHUNKS + size // CHUNK_BYTES:
+                    raise MediaUnavailable("The host of the image sent it in too many small pieces.")
+                chunks.append(chunk)
+        return b"".join(chunks)
 
     async def _tls_settings(self, scheme: Scheme) -> ssl.SSLContext:
-        """Whom certificates must be from; in the clear, where nobody looks at them, nobody."""
-        if self._nobody is None:
-            self._nobody = await anyio.to_thread.run_sync(_import_client)
+        """Return the settings of TLS. For http, they are unused and trust no certificate."""
+        if self._no_tls is None:
+            self._no_tls = await anyio.to_thread.run_sync(_import_client)
         if scheme == "http":
-            return self._nobody
+            return self._no_tls
         if self._tls is None:
             self._tls = await anyio.to_thread.run_sync(self._trust)
         return self._tls
 
 
 def _import_client() -> ssl.SSLContext:
-    """Take what is slow off the event loop: a tenth of a second of reading files."""
+    """Import httpx in a thread: that takes a tenth of a second."""
     import httpcore  # noqa: F401  # httpx imports it with its first client
     import httpx  # noqa: F401
 
@@ -216,5 +221,5 @@ def _import_client() -> ssl.SSLContext:
 
 
 def _first(response: httpx.Response, name: str) -> str:
-    """The first header of that name; empty where there is none."""
+    """Return the first header of a name, or an empty string."""
     return next(iter(response.headers.get_list(name)), "")

@@ -1,7 +1,7 @@
-"""Calls that read files, each in a thread that can be left behind.
+"""Reads of files, each in a thread that can be abandoned.
 
-A disk in a network whose server is gone answers nobody, and nothing can end a thread that waits for it: only the wait
-for that thread can end.
+A network disk whose server is gone does not answer, and nothing can end a thread that waits for it. Only the wait for
+the thread can end.
 """
 
 from __future__ import annotations
@@ -24,67 +24,69 @@ log = get_logger("staged_pool.engine")
 
 
 class FileReads:
-    """Runs calls, so many at once. One that never ends keeps its place, and neither its caller nor the process.
+    """Runs blocking calls in threads, up to a limit.
+
+    A call that never ends occupies a slot, but blocks neither its caller nor the end of the process.
 
     Args:
-        limit: Calls at once, those included that nobody waits for any more.
-        patience_s: How long a caller waits for a place, and as long for the call.
+        limit: Most calls at once, abandoned ones included.
+        timeout_s: Seconds that a caller waits for a slot, and again for the call.
     """
 
-    def __init__(self, limit: int, patience_s: float) -> None:
+    def __init__(self, limit: int, timeout_s: float) -> None:
         self._limit = limit
-        self._patience_s = patience_s
-        self._places = anyio.CapacityLimiter(limit)
+        self._timeout_s = timeout_s
+        self._slots = anyio.CapacityLimiter(limit)
         self._running: set[_Call] = set()
         self._alarmed = 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """What a call gives or raises.
+        """Run a function in a thread, and return its result or raise its error.
 
-        Cancelled, the call is left behind at once: it goes on, and keeps its place until it ends.
+        Cancellation abandons the call at once. It keeps its slot until it ends.
 
         Raises:
-            MediaTimedOut: It took too long, or those before it.
-            MediaUnavailable: Every place is held by a call that takes too long.
+            MediaTimedOut: The call, or the wait for a slot, took too long.
+            MediaUnavailable: Overdue calls occupy all slots.
         """
         if self._overdue() == self._limit:
             raise MediaUnavailable("The disk of the image does not answer.")
         call = _Call(function, self._has_ended)
-        with anyio.move_on_after(self._patience_s):
-            await self._places.acquire_on_behalf_of(call)
+        with anyio.move_on_after(self._timeout_s):
+            await self._slots.acquire_on_behalf_of(call)
             self._start(call)
         if call in self._running:
-            with anyio.move_on_after(self._patience_s):
+            with anyio.move_on_after(self._timeout_s):
                 await call.done.wait()
         if not call.done.is_set():
             self._overdue()
-            raise MediaTimedOut(f"The image could not be read within {self._patience_s:g} s.")
+            raise MediaTimedOut(f"The image could not be read within {self._timeout_s:g} s.")
         if call.error is None:
             value: T = call.value
             return value
         try:
             raise as_exception(call.error)
         finally:
-            del call  # this frame is in the error's traceback now, and the call has the error
+            del call  # breaks a cycle: the error's traceback holds this frame, and the call holds the error
 
     def _start(self, call: _Call) -> None:
-        call.overdue_at = anyio.current_time() + self._patience_s
+        call.overdue_at = anyio.current_time() + self._timeout_s
         self._running.add(call)
         try:
-            # A daemon: the interpreter waits for all others before it ends.
+            # A daemon thread: the interpreter does not wait for it at exit.
             threading.Thread(target=call.run, name="staged-pool file", daemon=True).start()
-        except RuntimeError:  # no more threads are to be had
+        except RuntimeError:  # the system has no more threads
             self._has_ended(call)
             raise
 
     def _has_ended(self, call: _Call) -> None:
-        """What a thread has the event loop call."""
+        """Free the slot of a call. The thread posts this to the event loop."""
         call.done.set()
         self._running.remove(call)
-        self._places.release_on_behalf_of(call)
+        self._slots.release_on_behalf_of(call)
 
     def _overdue(self) -> int:
-        """Calls that take too long; raises the alarm where they have become more."""
+        """Count the overdue calls, and log if there are more than before."""
         now = anyio.current_time()
         overdue = sum(call.overdue_at <= now for call in self._running)
         if overdue > self._alarmed:
@@ -94,7 +96,7 @@ class FileReads:
 
 
 class _Call:
-    """One call on its way to a thread and back."""
+    """One call, with its result or error."""
 
     def __init__(self, function: Callable[[], object], ended: Callable[[_Call], object]) -> None:
         self._function = function
@@ -108,8 +110,8 @@ class _Call:
     def run(self) -> None:
         try:
             self.value = self._function()
-        except BaseException as error:  # noqa: BLE001  # carried to the task that waits
+        except BaseException as error:  # noqa: BLE001  # re-raised in the task that waits
             self.error = error
-        with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so nobody waits
             self._post(self._ended, self)
-        del self  # the frames in the error's traceback have this one behind them, and the call has the error
+        del self  # breaks a cycle: the error's traceback holds this frame, and the call holds the error

@@ -1,4 +1,4 @@
-"""Reading an image from the one folder from which URLs may name files."""
+"""Files of the one folder that `file:` URLs may name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.media.urls import PARAM, refused
+from staged_pool.runtime.media.urls import PARAM, url_not_allowed
 from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia, UrlNotAllowed
 
-_WHY: Final = {errno.ENOENT: "is not there", errno.ENOTDIR: "is not there", errno.EISDIR: "is no file"}
+_WHY: Final = {
+    errno.ENOENT: "a file that does not exist",
+    errno.ENOTDIR: "a file that does not exist",
+    errno.EISDIR: "something that is not a file",
+}
 
 
 def check_folder(folder: str | None) -> None:
-    """Refuse a setting for the folder that is none. Blocks; for a thread.
+    """Check the setting of the folder. Blocks: call it in a thread.
 
     Raises:
         ConfigError: There is no such folder.
@@ -27,17 +31,17 @@ def check_folder(folder: str | None) -> None:
 
 
 def read_file(folder: Path, path: str, max_bytes: int) -> bytes:
-    """The bytes of a file. Blocks; for a thread.
+    """Read a file. Blocks: call it in a thread.
 
     Args:
-        folder: What the file must lie in, once all links are followed.
-        path: Of the file, absolute.
-        max_bytes: Of the file.
+        folder: The folder that the file must be in after all links are followed.
+        path: Absolute path of the file.
+        max_bytes: Largest size of the file.
 
     Raises:
-        UrlNotAllowed: It lies elsewhere, whether or not there is one.
-        UnusableMedia: There is no such file, or it is not to be read.
-        TooLarge: It is larger.
+        UrlNotAllowed: The path is outside of the folder, whether or not it exists.
+        UnusableMedia: The file does not exist, or cannot be read.
+        TooLarge: The file is larger.
     """
     return read_beneath(*find_beneath(folder, path), max_bytes)
 
@@ -46,38 +50,38 @@ def find_beneath(folder: Path, path: str) -> tuple[Path, tuple[str, ...]]:
     """Follow all links of a path.
 
     Args:
-        folder: What the file must lie in.
-        path: Of the file, absolute.
+        folder: The folder that the file must be in.
+        path: Absolute path of the file.
 
     Returns:
-        The folder, and the names that lead from it to the file; none of them was a link.
+        The folder, and the names from there to the file. None of them was a link.
 
     Raises:
-        UrlNotAllowed: It lies elsewhere, whether or not there is one.
+        UrlNotAllowed: The path is outside of the folder, whether or not it exists.
     """
     try:
         found, root = Path(path).resolve(), folder.resolve()
         return root, found.relative_to(root).parts
-    except (OSError, RuntimeError, ValueError):  # links in a circle; a name that no file can have; it lies elsewhere
+    except (OSError, RuntimeError, ValueError):  # a circle of links; an invalid name; outside of the folder
         raise _outside() from None
 
 
 def read_beneath(root: Path, names: Sequence[str], max_bytes: int) -> bytes:
-    """Read a file, opening one folder after the other and following no link.
+    """Read a file without following links.
 
-    A name that has become a link since `find_beneath`, or leads elsewhere by another way, is not followed: each folder
-    is opened from the one before it, as `openat2` does with RESOLVE_BENEATH.
+    Each folder is opened relative to the one before it, like `openat2` with RESOLVE_BENEATH. So a name that has become
+    a link since `find_beneath` does not lead outside.
 
     Raises:
-        UrlNotAllowed: A name is a link by now.
-        UnusableMedia: There is no such file, or it is not to be read.
-        TooLarge: It is larger.
+        UrlNotAllowed: A name has become a link.
+        UnusableMedia: The file does not exist, or cannot be read.
+        TooLarge: The file is larger.
     """
     try:
         with _opened(root, names) as descriptor:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise _unusable("is no file")
+                raise _unusable("something that is not a file")
             if about.st_size > max_bytes:
                 raise too_large(max_bytes)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -85,7 +89,7 @@ def read_beneath(root: Path, names: Sequence[str], max_bytes: int) -> bytes:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _outside() from None
-        raise _unusable(_WHY.get(error.errno or 0, "cannot be read")) from None
+        raise _unusable(_WHY.get(error.errno or 0, "a file that cannot be read")) from None
     if len(data) > max_bytes:  # it grew
         raise too_large(max_bytes)
     return data
@@ -93,10 +97,10 @@ def read_beneath(root: Path, names: Sequence[str], max_bytes: int) -> bytes:
 
 @contextmanager
 def _opened(root: Path, names: Sequence[str]) -> Iterator[int]:
-    """A block that has the file open.
+    """Open the file for a block.
 
     Raises:
-        OSError: It cannot be opened; ELOOP where a name is a link.
+        OSError: It cannot be opened. ELOOP: a name is a link.
     """
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -104,7 +108,7 @@ def _opened(root: Path, names: Sequence[str]) -> Iterator[int]:
             inner = _open_folder(name, folder)
             os.close(folder)
             folder = inner
-        # Not waiting: a pipe has an end only when somebody writes into it.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(names[-1] if names else ".", flags, dir_fd=folder)
     finally:
@@ -118,20 +122,20 @@ def _opened(root: Path, names: Sequence[str]) -> Iterator[int]:
 def _open_folder(name: str, within: int) -> int:
     try:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
-    except NotADirectoryError:  # as Linux says of a link
+    except NotADirectoryError:  # Linux raises it for a link
         if stat.S_ISLNK(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
         raise
 
 
 def _outside() -> UrlNotAllowed:
-    return refused("names a file outside of the folder that is open to requests")
+    return url_not_allowed("names a file outside of the folder that is open to requests")
 
 
 def _unusable(why: str) -> UnusableMedia:
-    return UnusableMedia(f"What the URL of the image names {why}.", param=PARAM)
+    return UnusableMedia(f"The URL of the image names {why}.", param=PARAM)
 
 
 def too_large(max_bytes: int) -> TooLarge:
-    """The rejection of an image for its size."""
+    """Return the error for an image that is too large."""
     return TooLarge(f"The image is larger than this server's limit of {max_bytes} bytes.", param=PARAM)

@@ -1,7 +1,7 @@
-"""One GET request over one connection to an address that was checked, and nothing that a client of browsers would add.
+"""GET request to an address that was checked, over a connection of its own.
 
-httpx is asked for the address itself, so that it looks nothing up. The name of the host goes on in the `Host` header,
-in TLS, and in what the host's certificate must say.
+httpx connects to the IP address, so that it resolves nothing. The host's name is used in the `Host` header, in TLS, and
+to check the host's certificate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.abc
 
-from staged_pool.runtime.media import dns as dialing
+from staged_pool.runtime.media import dns
 from staged_pool.runtime.media.urls import WebUrl
 
 if TYPE_CHECKING:
@@ -29,24 +29,25 @@ _HEADERS: Final = (
 
 
 @asynccontextmanager
-async def asked(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -> AsyncIterator[httpx.Response]:
-    """The head of the answer, whose body is yet to be read; its connection is closed at the end of the block, without
-    waiting for the other side.
+async def send_get(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -> AsyncIterator[httpx.Response]:
+    """Provide the response to a GET request, without its body, for a block.
+
+    The connection is closed at the end of the block, without waiting for the host.
 
     Args:
-        url: Of whose host these are the addresses.
-        addresses: At least one. The first that answers is asked.
-        tls: Whom a host's certificate must be from. Not looked at for http.
+        url: The URL to get.
+        addresses: At least one address of its host. The first that accepts a connection is used.
+        tls: Settings of TLS, with the trusted certificates. Unused for http.
 
     Raises:
-        httpx.TransportError: None of the addresses answers, the certificate is not of that name or of nobody that is
-            trusted, or what comes is no HTTP.
+        httpx.TransportError: No address accepts a connection, the certificate is not valid or not trusted, or the
+            answer is not HTTP.
     """
-    import httpx  # here: most servers fetch nothing
+    import httpx  # imported late: most servers fetch nothing
 
     connections = _Connections()
     try:
-        # The transport without its client, which would keep cookies, and fails on redirects to what it cannot read.
+        # A transport, not a client: a client keeps cookies, and fails on redirects to URLs that it cannot parse.
         async with httpx.AsyncHTTPTransport(verify=tls, trust_env=False) as transport:
             response = await _first_answer(transport, url, addresses, connections)
             try:
@@ -60,23 +61,23 @@ async def asked(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -> A
 
 
 @asynccontextmanager
-async def whole(response: httpx.Response) -> AsyncIterator[AsyncIterator[bytes]]:
-    """The pieces of a body, as they come and as they are; what is not read of them by the end of the block never is.
+async def raw_chunks(response: httpx.Response) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Provide the chunks of a body, not decoded, for a block. The rest is dropped at its end.
 
     Raises:
-        httpx.TransportError: It breaks off, or is no HTTP.
+        httpx.TransportError: The connection breaks, or the body is not HTTP.
     """
     import httpx
 
-    pieces = response.aiter_raw()
+    chunks = response.aiter_raw()
     try:
-        yield pieces
+        yield chunks
     finally:
-        # httpx has five generators inside each other, which only end by running out: trio warns of any that do not.
+        # httpx nests five generators, which end only if they are exhausted: trio warns of any that are not.
         with anyio.CancelScope(shield=True), suppress(httpx.TransportError):
             await response.aclose()
-            async for _ in pieces:
-                pass  # what has arrived already
+            async for _ in chunks:
+                pass  # chunks that have arrived already
 
 
 async def _first_answer(
@@ -86,9 +87,9 @@ async def _first_answer(
 
     *others, last = addresses
     for address in others:
-        with_patience = _request(url, address, connections, connect_s=dialing.ADDRESS_S)
+        request = _request(url, address, connections, connect_s=dns.ADDRESS_TIMEOUT_S)
         try:
-            return await transport.handle_async_request(with_patience)
+            return await transport.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue
     return await transport.handle_async_request(_request(url, last, connections, connect_s=None))
@@ -102,7 +103,7 @@ def _request(url: WebUrl, address: str, connections: _Connections, *, connect_s:
         httpx.URL(scheme=url.scheme, host=address, port=url.port),
         headers=[("Host", url.authority), *_HEADERS],
         extensions={
-            "target": url.target.encode(),  # as it was written
+            "target": url.target.encode(),  # unchanged: httpx would normalize it
             "sni_hostname": url.host,
             "timeout": {"connect": connect_s},
             "trace": connections.trace,
@@ -111,13 +112,13 @@ def _request(url: WebUrl, address: str, connections: _Connections, *, connect_s:
 
 
 class _Connections:
-    """What was opened: httpcore leaves a connection open that is cancelled before TLS has come about."""
+    """Opened connections: httpcore leaks one that is cancelled during the TLS handshake."""
 
     def __init__(self) -> None:
         self._opened: list[anyio.abc.AsyncResource] = []
 
     async def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """See httpx, "trace" among its extensions."""
+        """Note an opened connection; see the `trace` extension of httpx."""
         if event == "connection.connect_tcp.complete":
             self._opened.append(info["return_value"])
 

@@ -1,4 +1,4 @@
-"""Content codings of hosts that compress what was asked for as it is (RFC 9110, section 8.4)."""
+"""Decoder of content codings, which some hosts apply unasked (RFC 9110, section 8.4)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _DEFLATE: Final = "deflate"
 _NAMES: Final = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _MAGIC: Final = b"\x1f\x8b"
 MAX_CODINGS: Final = 2
-"""Codings of one answer. Each may make a thousandfold of what it gets."""
+"""Limit of codings of one response. Each may unpack to a thousand times its size."""
 
 _ZLIB_BITS: Final = 15
 _GZIP_BITS: Final = 31
 _RAW_BITS: Final = -15
 MAX_MEMBERS: Final = 16
-"""Members of one gzip file. Each one copies what lies behind it."""
+"""Limit of members of one gzip file. Unpacking each copies the rest of the file."""
 
 
 def codings(headers: Sequence[str]) -> tuple[str, ...]:
-    """Read the `Content-Encoding` headers of an answer, in the order in which the codings were applied.
+    """Parse `Content-Encoding` headers into codings, in the order of their application.
 
     Raises:
-        MediaUnavailable: One of them cannot be undone here, or there are more than `MAX_CODINGS`.
+        MediaUnavailable: A coding is not supported, or there are more than `MAX_CODINGS`.
     """
     names = [name.strip().lower() for header in headers for name in header.split(",")]
     names = [name for name in names if name not in ("", "identity")]
@@ -42,16 +42,16 @@ def codings(headers: Sequence[str]) -> tuple[str, ...]:
 
 
 def unpack(body: bytes, applied: Sequence[str], max_bytes: int) -> bytes:
-    """Undo content codings. What a host only calls gzip is returned as it is.
+    """Decode content codings. A body labelled gzip without a gzip header is returned unchanged.
 
     Args:
-        body: As it was sent.
-        applied: As `codings` has them.
-        max_bytes: Of what comes out, after each coding.
+        body: The body as received.
+        applied: The result of `codings`.
+        max_bytes: Largest size after each coding.
 
     Raises:
-        TooLarge: It unpacks to more.
-        MediaUnavailable: It is damaged, or ends early.
+        TooLarge: The body unpacks to more.
+        MediaUnavailable: The body is damaged, or ends early.
     """
     for coding in reversed(applied):
         try:
@@ -62,7 +62,7 @@ def unpack(body: bytes, applied: Sequence[str], max_bytes: int) -> bytes:
 
 
 def _gunzipped(body: bytes, max_bytes: int) -> bytes:
-    """All members of a gzip file, one behind the other (RFC 1952, section 2.2); padding behind them is left out."""
+    """Unpack all members of a gzip file (RFC 1952, section 2.2), without padding."""
     if not body.startswith(_MAGIC):
         return body
     members: list[bytes] = []
@@ -75,7 +75,7 @@ def _gunzipped(body: bytes, max_bytes: int) -> bytes:
 
 
 def _inflated(body: bytes, max_bytes: int) -> bytes:
-    """`deflate` is the zlib format (RFC 9110, section 8.4.1.2); some hosts send the bare one."""
+    """Unpack `deflate`: the zlib format (RFC 9110, section 8.4.1.2), or raw deflate from some hosts."""
     try:
         return _unpacked(body, _ZLIB_BITS, max_bytes, max_bytes)[0]
     except zlib.error:
@@ -83,7 +83,7 @@ def _inflated(body: bytes, max_bytes: int) -> bytes:
 
 
 def _unpacked(body: bytes, bits: int, room: int, max_bytes: int) -> tuple[bytes, bytes]:
-    """One stream, and what lies behind it. No more than one byte above the room is ever unpacked."""
+    """Unpack one stream to at most `room` bytes. Returns the result, and the data after the stream."""
     unpacker = zlib.decompressobj(bits)
     unpacked = unpacker.decompress(body, room + 1)
     if len(unpacked) > room:

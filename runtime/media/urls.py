@@ -1,4 +1,4 @@
-"""URLs of images, read strictly: what two readers could read in two ways is refused."""
+"""Strict parser of image URLs, which rejects ambiguous ones."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
 MAX_CHARACTERS: Final = 2**13
 
 PARAM: Final = "image_url"
-"""What errors call the field that a URL stands in."""
+"""Name of the field of a URL in errors."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _UNFIT: Final = re.compile(r"[\x00-\x20\x7f\\]")
-"""Spaces and control characters, which some readers drop, and what some of them take for a slash."""
+"""Ambiguous characters. Some parsers drop spaces and control characters, and treat a backslash as a slash."""
 _HOST: Final = re.compile(r"(?:([A-Za-z0-9._-]{1,253})|\[([0-9A-Fa-f:.]{2,45})\])(?::(\d{1,5}))?")
 _KEPT: Final = "!#$%&'()*+,/:;=?@[]~"
-"""Stays as it is in a path or a query; what is not ASCII is written as UTF-8 in percent signs (RFC 3987, 3.1)."""
+"""Characters that stay unchanged in a path or query. Others are percent-encoded as UTF-8 (RFC 3987, 3.1)."""
 
 Scheme: TypeAlias = Literal["http", "https"]
 _PORTS: Final = {"http": 80, "https": 443}
 _FREE_PORTS: Final = 1024
-"""From here on: those below are of well-known services (RFC 6335, 6), which are not to be talked to by way of a URL."""
+"""Lowest allowed port beside 80 and 443. Lower ports belong to well-known services (RFC 6335, 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebUrl:
-    """Where a host is asked for something."""
+    """A URL of the web, split into its parts."""
 
     scheme: Scheme
     host: str
-    """In lower case; an address of IPv6 without its brackets."""
+    """Name or address in lower case. An IPv6 address has no brackets."""
     port: int
     target: str
     """Path and query."""
 
     @property
     def authority(self) -> str:
-        """As the `Host` header has it (RFC 9112, 3.2)."""
+        """Host and port in the form of the `Host` header (RFC 9112, 3.2)."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -51,23 +51,23 @@ class FileUrl:
     """A file of this machine."""
 
     path: str
-    """Absolute."""
+    """Absolute path."""
 
 
 def read_url(url: str) -> WebUrl | FileUrl:
-    """Read a URL.
+    """Parse a URL.
 
     Raises:
-        UrlNotAllowed: It is none of http, https and file, or has what such a URL may have and is not followed.
-        InvalidInput: It is not written as such a URL is.
+        UrlNotAllowed: The scheme is not http, https or file, or the URL has a part that is not allowed.
+        InvalidInput: The URL is malformed.
     """
     if len(url) > MAX_CHARACTERS:
         raise _malformed(f"is longer than {MAX_CHARACTERS} characters")
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1].lower() not in ("http", "https", "file"):
-        raise refused("is not one of http, https or file")
+        raise url_not_allowed("is not one of http, https or file")
     if _UNFIT.search(url):
-        raise _malformed("holds a space, a control character or a backslash; such are written as % and two digits")
+        raise _malformed("has a space, a control character or a backslash; write it as % and two hexadecimal digits")
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -75,7 +75,7 @@ def read_url(url: str) -> WebUrl | FileUrl:
     if parts.scheme == "file":
         return _file(parts.netloc, parts.path)
     if "@" in parts.netloc:
-        raise refused("holds a user name or a password, which are not passed on")
+        raise url_not_allowed("has a user name or a password, which are not allowed")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host, port = _host(parts.netloc)
     kind = cast(Scheme, parts.scheme)
@@ -85,18 +85,20 @@ def read_url(url: str) -> WebUrl | FileUrl:
 def _host(authority: str) -> tuple[str, int | None]:
     found = _HOST.fullmatch(authority)
     if found is None or (found[2] and literal(found[2]) is None):
-        raise _malformed("has no valid host; names are written in ASCII, others in their xn-- form")
+        raise _malformed("has no valid host; write names in ASCII, others in their xn-- form")
     port = int(found[3]) if found[3] else None
     if port is not None and not 1 <= port <= 65_535:
         raise _malformed("has a port that is not between 1 and 65535")
     if port is not None and port < _FREE_PORTS and port not in _PORTS.values():
-        raise refused(f"has a port that is kept for another service: below {_FREE_PORTS}, only 80 and 443 are asked")
+        raise url_not_allowed(
+            f"has a port that is kept for another service: below {_FREE_PORTS}, only 80 and 443 are allowed"
+        )
     return (found[1] or found[2]).lower(), port
 
 
 def _file(host: str, path: str) -> FileUrl:
     if host.lower() not in ("", "localhost"):
-        raise refused("names a file of another machine")
+        raise url_not_allowed("names a file of another machine")
     plain = unquote_to_bytes(path)
     try:
         decoded = plain.decode()
@@ -107,8 +109,8 @@ def _file(host: str, path: str) -> FileUrl:
     return FileUrl(decoded)
 
 
-def refused(why: str) -> UrlNotAllowed:
-    """The rejection of a URL that could be followed. It is not repeated: it may hold a secret."""
+def url_not_allowed(why: str) -> UrlNotAllowed:
+    """Return the error for a URL that is not allowed. The message has no URL, which may hold a secret."""
     return UrlNotAllowed(_about(why), param=PARAM)
 
 

@@ -1,1 +1,1 @@
-"""Memory: the bytes that requests may hold, and the watch over what the process really takes."""
+"""Memory: the budget of requests, and the governor of the process's real use."""

@@ -1,4 +1,4 @@
-"""Memory of answers: the rows that the device gives, and what is made of them until it is sent."""
+"""Memory of answers: rows of the device, and encoded answers until they are sent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Overloaded, TooLarge
 
 ROW_NUMBER_BYTES: Final = 4
-"""A float32 as the device gives it. A score is made of such rows, and is small itself."""
+"""Bytes of a number in a row: a float32. For answers that are small beside their rows, such as scores."""
 
 RESULT_NUMBER_BYTES: Final = 8
-"""A float32 as the device gives it, and once more in the result."""
+"""Bytes of a number in a row and once more in the result."""
 
 WRITTEN_NUMBER_BYTES: Final = 21
-"""The same, and its JSON: the shortest text that reads back as the same float32. With its comma it has 12.2 bytes on
-average, measured on vectors of length 1 and width 384."""
+"""Bytes of a number in a row, in the result, and in JSON.
+
+In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
 RETRY_AFTER_S: Final = 1.0
+"""Retry-After of rejected requests, in seconds."""
 
 
 class AnswerMemory:
-    """The account of one answer; given back when the block ends, which is when the answer is sent or of no use.
+    """Memory of one answer. It is released at the end of the block, when the answer is sent or dropped.
 
     Args:
-        account: Bytes of all answers.
-        party: Tenant or client that it counts for.
-        is_written: The result becomes JSON here. False: its caller gets it as arrays.
+        account: Account of all answers, in bytes.
+        party: Tenant or client that the answer counts for.
+        is_written: The result becomes JSON here. False: the caller gets arrays.
     """
 
     __slots__ = ("_account", "_holding", "_is_written", "_number_bytes", "_numbers")
@@ -56,38 +58,38 @@ class AnswerMemory:
         return self._holding.held_bytes
 
     def expect(self, numbers: int, *, in_answer: bool) -> None:
-        """Take room for an answer before any of it is computed.
+        """Reserve memory for an answer before it is computed.
 
         Args:
-            numbers: Numbers that its rows will hold, as far as is known.
-            in_answer: The numbers are the answer. False: it is a few that are made of them.
+            numbers: Estimated count of numbers in its rows.
+            in_answer: The numbers are the answer. False: a few numbers computed from them are.
 
         Raises:
-            TooLarge: It would not fit if nothing else were there.
-            Overloaded: Others hold too much.
+            TooLarge: The answer would not fit even if it were the only one.
+            Overloaded: Other answers hold too much.
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
         needed = numbers * self._number_bytes
         if needed > self._account.limit_bytes:
             raise TooLarge(
-                f"The answer would take about {needed // 10**6} MB of memory; {self._account.limit_bytes // 10**6} MB "
-                "are given to one at most: send fewer inputs in a request, or shorter ones."
+                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
+                f"{self._account.limit_bytes // 10**6} MB: send fewer inputs in a request, or shorter ones."
             )
         if not self._fits(needed):
             raise _no_room()
 
     def delivered(self, numbers: int) -> Overloaded | None:
-        """Count numbers of a row that is there. Returns the error of an answer that grows beyond the room for it."""
+        """Count the numbers of a computed row. Returns an error if the answer no longer fits."""
         self._numbers += numbers
         return None if self._fits(self._numbers * self._number_bytes) else _no_room()
 
-    def made(self, count: int) -> None:
-        """Count what was made of the rows, in bytes, and the rows no more."""
+    def encoded(self, count: int) -> None:
+        """Count the bytes of the encoded answer instead of its rows."""
         self._holding.set(count)
 
     def give_back(self) -> None:
-        """Hold nothing."""
+        """Release all bytes."""
         self._holding.give_back()
         self._numbers = 0
 
@@ -99,15 +101,15 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
     """Estimate the numbers in the rows of inputs.
 
     Args:
-        inputs: Those of one request.
-        tokens: Tokens of all of them together, as far as is known.
-        card: Of the model.
+        inputs: Inputs of one request.
+        tokens: Estimated tokens of all inputs together.
+        card: Card of the model.
     """
     a_token = {
         Output.MULTI_VECTOR: card.token_width,
         Output.TOKEN_LABELS: len(card.labels),
         Output.TOKEN_WEIGHTS: 1,
-        Output.SPARSE: 2,  # an index and a weight; SPLADE gives more, which are counted as they come
+        Output.SPARSE: 2,  # an index and a weight a token; further ones of SPLADE are counted when they are computed
     }
     an_input = {Output.DENSE: card.width, Output.LABELS: len(card.labels)}
     kinds = Counter(given.outputs for given in inputs)
@@ -121,5 +123,5 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
 
 
 def _no_room() -> Overloaded:
-    message = "The server holds as many bytes of answers as it may. They are held until their clients have read them."
+    message = "The server is at its limit of memory for answers, which it holds until clients have read them."
     return Overloaded(message, retry_after_s=RETRY_AFTER_S)

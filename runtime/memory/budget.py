@@ -1,7 +1,7 @@
-"""The memory budget: the bytes that bodies, answers and image decodes may hold at once.
+"""Memory budget: the bytes that bodies, answers and image decodes may hold at once.
 
-Each of the three has a share of its own, so that none can take what another needs to go on. Bodies and answers are
-admitted or rejected at once, and belong to the event loop. Decodes wait for their turn in their threads.
+Each of the three has its own share, so that none can block another. Bodies and answers are admitted or rejected at
+once, on the event loop. Decodes wait in their threads.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from typing import Final
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 
 SHARES: Final = {"bodies": 0.25, "answers": 0.25, "decodes": 0.5}
-"""Parts of the budget. An encoded image takes up to a hundred times its bytes while it is decoded, so decodes have the
-largest. A choice: any division works that leaves room for one large request of each kind."""
+"""Shares of the budget.
+
+Decoding takes up to a hundred times the bytes of an encoded image, so decodes have the largest share. Any division
+works that leaves enough for one large request of each kind."""
 
 
 class MemoryBudget:
-    """The bytes that requests may hold at once, divided by purpose.
+    """Bytes that requests may hold at once, divided by purpose.
 
     Args:
-        limit_bytes: Bytes of all purposes together.
+        limit_bytes: Limit of all purposes together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.bodies = ByteAccount(int(limit_bytes * SHARES["bodies"]))
-        """Request bodies, as they arrive and while they are worked on."""
+        """Account of request bodies, from their arrival until the request ends."""
         self.answers = ByteAccount(int(limit_bytes * SHARES["answers"]))
-        """Rows of the device, and the answers made of them, until they are sent."""
+        """Account of rows of the device and of encoded answers, until they are sent."""
         self.decodes = DecodeMemory(int(limit_bytes * SHARES["decodes"]))
-        """Images while they are decoded and resized."""
+        """Memory of images while they are decoded and resized."""
 
     def resize(self, limit_bytes: int) -> None:
-        """Change the limit. What is held already stays, and nothing more is admitted before it fits."""
+        """Change the limit. Bytes above a new limit stay held, and nothing more is admitted until it fits."""
         self.limit_bytes = limit_bytes
         self.bodies.limit_bytes = int(limit_bytes * SHARES["bodies"])
         self.answers.limit_bytes = int(limit_bytes * SHARES["answers"])
@@ -45,33 +47,33 @@ class MemoryBudget:
 
 
 class ByteAccount:
-    """Bytes that are held for one purpose, by party. It belongs to one event loop.
+    """Account of the bytes that each party holds for one purpose. Not thread-safe: for one event loop.
 
-    A party may hold `TIMES_FREE` times what it leaves free, which is a dynamic threshold (Choudhury and Hahne, 1998).
-    So however much one holds, another still finds room.
+    A party may hold `TIMES_FREE` times the bytes that it leaves free: a dynamic threshold (Choudhury and Hahne, 1998).
+    So one party never takes all.
 
     Args:
-        limit_bytes: Bytes that all parties may hold together.
+        limit_bytes: Limit of all parties together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
-        """Bytes that all parties hold now."""
+        """Bytes that all parties hold."""
         self.rejected = 0
-        """Times that somebody asked for more than there was room for."""
+        """Number of rejected requests for bytes."""
         self._parties: dict[Hashable, int] = {}
 
     def hold(self, party: Hashable = None) -> Holding:
-        """Open the account of one request, in which it holds nothing yet.
+        """Open the holding of one request, with no bytes yet.
 
         Args:
-            party: Tenant or client that the bytes count for. None is a party like any other.
+            party: Tenant or client that the bytes count for. None is a party, too.
         """
         return Holding(self, party)
 
     def has_room(self, count: int, party: Hashable = None) -> bool:
-        """True where a party may hold so many bytes more. Nothing is taken."""
+        """True: a party may hold `count` more bytes. Nothing is reserved."""
         if not count:
             return True
         free = self.limit_bytes - self.held_bytes - count
@@ -89,7 +91,7 @@ class ByteAccount:
 
 
 class Holding:
-    """The bytes that one request holds for one purpose; given back when its block ends."""
+    """Bytes that one request holds for one purpose. They are released at the end of its block."""
 
     __slots__ = ("_account", "_party", "held_bytes")
 
@@ -107,7 +109,7 @@ class Holding:
         self.give_back()
 
     def take(self, count: int) -> bool:
-        """Hold so many bytes more, if there is room. False: there is none, and nothing was taken."""
+        """Reserve `count` more bytes, if they fit. False: they do not, and nothing changed."""
         if not self._account.has_room(count, self._party):
             self._account.rejected += 1
             return False
@@ -115,26 +117,26 @@ class Holding:
         return True
 
     def add(self, count: int) -> None:
-        """Count bytes that are there already, with or without room; fewer, where negative."""
+        """Count bytes that are already in memory, even above the limit. A negative count releases bytes."""
         self.held_bytes += count
         self._account._add(count, self._party)
 
     def set(self, count: int) -> None:
-        """Count so many bytes in all: it is known now what the request holds."""
+        """Set the number of bytes that the request holds."""
         self.add(count - self.held_bytes)
 
     def give_back(self) -> None:
-        """Hold nothing."""
+        """Release all bytes."""
         self.set(0)
 
 
 class DecodeMemory:
-    """Bytes that image decodes hold, in any number of threads. A thread waits until its decode fits, in order.
+    """Memory of image decodes. Thread-safe: threads wait in order until their decodes fit.
 
-    One decode alone always goes, so that a limit which is too small makes decodes take turns and stops none.
+    A decode that is alone always fits. So a small limit makes decodes run one by one, and blocks none for ever.
 
     Args:
-        limit_bytes: Bytes of all decodes together.
+        limit_bytes: Limit of all decodes together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -149,18 +151,18 @@ class DecodeMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the decodes that run now."""
+        """Bytes of the running decodes."""
         return self._held_bytes
 
     def resize(self, limit_bytes: int) -> None:
-        """Change the limit; those who wait look again."""
+        """Change the limit, and wake the waiting threads."""
         with self._changed:
             self._limit_bytes = limit_bytes
             self._changed.notify_all()
 
     @contextmanager
     def room(self, count: int) -> Iterator[None]:
-        """Wait in this thread until a decode of so many bytes fits, and hold them during the block."""
+        """Wait until a decode of `count` bytes fits, and hold them during the block."""
         place = object()
         with self._changed:
             self._waiting.append(place)
@@ -169,7 +171,7 @@ class DecodeMemory:
                 self._held_bytes += count
             finally:
                 self._waiting.remove(place)
-                self._changed.notify_all()  # the next in line may fit, too
+                self._changed.notify_all()  # the next in the queue may fit, too
         try:
             yield
         finally:

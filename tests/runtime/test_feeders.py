@@ -121,7 +121,7 @@ async def test_one_request_does_not_fetch_for_ever_before_another() -> None:
         tasks.start_soon(ask, engine, *[at(f"many {n}") for n in range(20)])
         await until(lambda: len(host.asked) == 2)
         tasks.start_soon(ask, engine, at("single"))
-        await until(lambda: completer(engine)._in_hand.statistics().tasks_waiting == 1)
+        await until(lambda: completer(engine)._inputs.statistics().tasks_waiting == 1)
         for n in range(20):
             host.answer(f"many {n}", lambda: image("M"))
         host.answer("single", lambda: image("S"))

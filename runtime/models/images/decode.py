@@ -48,7 +48,7 @@ FREE_SAMPLES: Final = 2**27
 A usual progressive JPEG decodes each sample 5 to 6 times."""
 
 MAX_TABLE_BYTES: Final = 2**16
-"""Limit of bytes of quantization tables in a JPEG: Pillow reads them in Python. A scan has at most four, of 129 bytes."""
+"""Limit of bytes of quantization tables in a JPEG. Pillow reads them in Python; a scan has at most 4, of 129 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

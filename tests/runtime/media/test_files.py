@@ -76,7 +76,12 @@ async def test_a_file_outside_is_refused_whether_or_not_there_is_one(
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("none.png", "is not there"), ("in.png/a", "is not there"), ("below", "is no file")]
+    ("name", "what"),
+    [
+        ("none.png", "names a file that does not exist"),
+        ("in.png/a", "names a file that does not exist"),
+        ("below", "names something that is not a file"),
+    ],
 )
 async def test_what_is_no_file_is_refused(opened: MediaFetcher, tmp_path: Path, name: str, what: str) -> None:
     with pytest.raises(UnusableMedia, match=what):
@@ -84,7 +89,7 @@ async def test_what_is_no_file_is_refused(opened: MediaFetcher, tmp_path: Path, 
 
 
 async def test_a_pipe_is_not_waited_for(opened: MediaFetcher, tmp_path: Path) -> None:
-    with pytest.raises(UnusableMedia, match="is no file"):
+    with pytest.raises(UnusableMedia, match="names something that is not a file"):
         await opened.fetch(Image(f"file://{tmp_path}/open/pipe"))
 
 
@@ -111,7 +116,7 @@ async def test_a_url_of_a_file_is_read_strictly(opened: MediaFetcher, url: str, 
 
 
 async def test_no_file_is_read_unless_the_settings_say_from_where(tmp_path: Path) -> None:
-    with pytest.raises(UrlNotAllowed, match="this server opens none"):
+    with pytest.raises(UrlNotAllowed, match="this server reads no files"):
         await MediaFetcher(EngineConfig(allow_media_domains=("*",))).fetch(Image(f"file://{tmp_path}"))
 
 
@@ -268,7 +273,7 @@ def test_a_file_of_a_folder_that_has_gone_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "below").rename(tmp_path / "elsewhere")
     for put in (lambda: None, lambda: (tmp_path / "below").write_bytes(b"")):
         put()
-        with pytest.raises(UnusableMedia, match="is not there"):
+        with pytest.raises(UnusableMedia, match="names a file that does not exist"):
             read_beneath(root, names, 100)
 
 

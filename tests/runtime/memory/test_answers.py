@@ -37,14 +37,14 @@ def test_an_answer_takes_its_room_before_it_is_computed() -> None:
         with pytest.raises(Overloaded, match="as many bytes of answers as it may"):
             second.expect(30, in_answer=True)
         assert second.held_bytes == 0
-        first.made(50)
+        first.encoded(50)
         assert account.held_bytes == 50
         second.expect(30, in_answer=True)
     assert account.held_bytes == 0
 
 
 def test_one_that_never_fits_is_told_so() -> None:
-    with pytest.raises(TooLarge, match="about 21 MB of memory; 20 MB are given to one at most: send fewer inputs"):
+    with pytest.raises(TooLarge, match="about 21 MB of memory; the limit is 20 MB: send fewer inputs"):
         AnswerMemory(ByteAccount(20_000_000), is_written=True).expect(1_000_000, in_answer=True)
 
 

@@ -12,10 +12,10 @@ from staged_pool.runtime.engine.engine import run_engine
 from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory import governor as module
 from staged_pool.runtime.memory.governor import (
-    EVERY_S,
+    CHECK_INTERVAL_S,
     IDLE_S,
     LEAST_BUDGET_BYTES,
-    MUCH_BYTES,
+    TRIM_GROWTH_BYTES,
     MemoryGovernor,
     Pressure,
 )
@@ -101,12 +101,12 @@ def test_the_nearer_the_limit_the_more_is_given_up(full: float, pressure: Pressu
     told: list[Pressure] = []
     governor.listen(told.append, lambda: True)
     with captured_logs() as logged:
-        assert governor.look(full) == (pressure > Pressure.NONE), "freed memory goes back"
-        governor.look(full)
+        assert governor.update(full) == (pressure > Pressure.NONE), "freed memory goes back"
+        governor.update(full)
     assert governor.pressure == pressure
     assert told == ([pressure] if pressure else []), "once"
     assert [entry["level"] for entry in logged] == ([pressure.name] if pressure else [])
-    governor.look(0.1)
+    governor.update(0.1)
     assert governor.pressure == Pressure.NONE
     assert told == ([pressure, Pressure.NONE] if pressure else [])
 
@@ -114,15 +114,15 @@ def test_the_nearer_the_limit_the_more_is_given_up(full: float, pressure: Pressu
 def test_freed_memory_goes_back_once_nobody_has_a_request() -> None:
     governor, busy = MemoryGovernor(GIB, Figures()), True
     leave = governor.listen(lambda pressure: None, lambda: busy)
-    looks = round(IDLE_S / EVERY_S)
-    assert not any(governor.look(0.1) for _ in range(3 * looks))
+    looks = round(IDLE_S / CHECK_INTERVAL_S)
+    assert not any(governor.update(0.1) for _ in range(3 * looks))
     busy = False
-    assert [governor.look(0.1) for _ in range(2 * looks)].index(True) == looks - 1
-    assert not governor.look(0.1), "once in each time of rest"
+    assert [governor.update(0.1) for _ in range(2 * looks)].index(True) == looks - 1
+    assert not governor.update(0.1), "once in each time of rest"
     leave()
 
 
-@pytest.mark.parametrize(("grown", "times"), [(MUCH_BYTES, 0), (MUCH_BYTES + 1, 1)])
+@pytest.mark.parametrize(("grown", "times"), [(TRIM_GROWTH_BYTES, 0), (TRIM_GROWTH_BYTES + 1, 1)])
 def test_little_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch, grown: int, times: int) -> None:
     trimmed: list[int] = []
     figures = Figures(resident=GIB)
@@ -135,7 +135,7 @@ def test_little_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch, grown: int,
     assert len(trimmed) == times
     figures.resident -= grown  # what comes again is measured from here
     governor.measure()
-    governor.look(0.9)
+    governor.update(0.9)
     governor._trim()
     assert len(trimmed) == times + 1, "near the limit all of it goes back"
 
@@ -185,18 +185,18 @@ async def test_an_engine_takes_less_and_then_nothing() -> None:
         assert cache.entries == 1
         (stage,) = engine._pipeline.batch.values()
         former = stage._former
-        governor.look(0.9)
+        governor.update(0.9)
         saves = [former.saves_memory]
         cache = engine.statistics().result_cache
         assert cache is not None
         assert cache.entries == 0
         await engine.embed("still answered")
-        governor.look(0.97)
+        governor.update(0.97)
         with pytest.raises(Overloaded, match="short of memory: 97% of its limit"):
             await engine.embed("rejected")
         with pytest.raises(Overloaded):
             await engine.tokenize("rejected, too")
-        governor.look(0.5)
+        governor.update(0.5)
         saves.append(former.saves_memory)
         assert saves == [True, False]
         await engine.embed("answered again")

@@ -14,15 +14,15 @@ pytestmark = pytest.mark.anyio
 async def test_both_lanes_keep_batches_small_while_memory_is_short() -> None:
     async with engine_on(SeeingModel()) as engine:
         for fullness, saves in ((0.86, True), (0.5, False)):
-            engine.memory.look(fullness)
+            engine.memory.update(fullness)
             assert [stage._former.saves_memory for stage in engine._pipeline.batch.values()] == [saves, saves]
             await ask(engine, "text")
 
 
 async def test_requests_are_rejected_where_hardly_any_memory_is_left() -> None:
     async with engine_on(SeeingModel()) as engine:
-        engine.memory.look(Pressure.REJECT / 100)
+        engine.memory.update(Pressure.REJECT / 100)
         with pytest.raises(Overloaded, match="short of memory"):
             await ask(engine, "text")
-        engine.memory.look(0.0)
+        engine.memory.update(0.0)
         await ask(engine, "text")
