@@ -197,7 +197,7 @@ class MediaFetcher:
                 if size > self._max_bytes:
                     raise too_large(self._max_bytes)
                 if len(chunks) > FREE_CHUNKS + size // CHUNK_BYTES:
-                    raise MediaUnavailable("The host of the image sent it in too many small pieces.")
+                    raise MediaUnavailable("The host of the image sent it in too many pieces.")
                 chunks.append(chunk)
         return b"".join(chunks)
 

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.machine import cores as machine_cores
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.threads import core_limiter as cores_module
 from staged_pool.runtime.threads.core_limiter import CoreLimiter
@@ -159,7 +160,7 @@ async def test_nothing_is_prepared_for_a_caller_who_left_while_the_thread_waited
 
 
 def test_a_process_may_run_on_fewer_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "_QUOTA", None)
+    monkeypatch.setattr(machine_cores, "_QUOTA", None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
     assert usable_cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")

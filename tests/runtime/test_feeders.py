@@ -299,13 +299,13 @@ async def test_images_that_wait_for_others_of_their_input_are_bounded() -> None:
         assert (caught.value.param, caught.value.index) == ("input", 0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(submit, conversation(at("A"), at("B"), at("slow")))
-            await until(lambda: completer(engine)._gathered_bytes == 8)
-            with pytest.raises(Overloaded, match="limit of 11 bytes of images"):
+            await until(lambda: completer(engine)._waiting_bytes == 8)
+            with pytest.raises(Overloaded, match="limit of 11 bytes of fetched images"):
                 await submit(conversation(at("A"), at("B")))
             await ask(engine, at("A"))  # waits for no other
             host.answer("slow", lambda: image("S"))
         await submit(conversation(at("A"), at("B")))
-        await until(lambda: completer(engine)._gathered_bytes == 0)
+        await until(lambda: completer(engine)._waiting_bytes == 0)
 
 
 async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None:
@@ -316,9 +316,9 @@ async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None
             async with anyio.create_task_group() as tasks:
                 request = conversation(at("A"), at("slow"))
                 tasks.start_soon(engine.submit, lambda: request, lambda result: result)
-                await until(lambda: completer(engine)._gathered_bytes == 4)
+                await until(lambda: completer(engine)._waiting_bytes == 4)
                 scope.cancel()
-        await until(lambda: completer(engine)._gathered_bytes == 0)
+        await until(lambda: completer(engine)._waiting_bytes == 0)
 
 
 async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None:
@@ -331,7 +331,7 @@ async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None
             tasks.start_soon(engine.submit, lambda: request, lambda result: result)
             await until(lambda: account.held_bytes == 4)
             account.limit_bytes = 6
-            with pytest.raises(Overloaded, match="no memory left for another image"):
+            with pytest.raises(Overloaded, match="no memory left for another fetched image"):
                 await ask(engine, at("A"))
             account.limit_bytes = 600
             host.answer("slow", lambda: image("S"))

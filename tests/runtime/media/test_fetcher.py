@@ -426,7 +426,7 @@ async def test_a_host_that_fails_is_named_by_what_it_did(behave: Behave, error: 
 
 
 async def test_an_image_in_crumbs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "FREE_PIECES", 10)
+    monkeypatch.setattr(fetching, "FREE_CHUNKS", 10)
     async with origin() as host:
         host.pages["/"] = answer(chunks(*[b"a"] * 30) + b"0\r\n\r\n", CHUNKED)
         with pytest.raises(MediaUnavailable, match="too many pieces"):
