@@ -169,10 +169,9 @@ def test_every_document_is_reached_from_the_readme() -> None:
 
 @each_document
 def test_sentences_are_short_and_words_are_those_of_the_glossary(path: Path) -> None:
-    """perf/NOTES.md is a history, and the code map is made of docstrings: their sentences are not held here."""
+    """The code map is made of docstrings, which have a checker of their own."""
     if path == CODE_MAP:
         return
     text = read(path)
     assert not re.search(r"\b(refus\w+|pictur\w+|turn(ed|s)? away|declin\w+)\b", text, re.IGNORECASE)
-    if path != ROOT / "perf" / "NOTES.md":
-        assert not [sentence for sentence in prose(text) if words(sentence) > SENTENCE_WORDS]
+    assert not [sentence for sentence in prose(text) if words(sentence) > SENTENCE_WORDS]
