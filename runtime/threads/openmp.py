@@ -4,7 +4,7 @@ On the CPU, torch shares a forward between threads of OpenMP, part by part. Thos
 microseconds each, those of an image hundreds, and none of them ends everywhere at the same time. A thread that sleeps
 between them has to be woken for every one, which costs more than its help brings; one that spins for milliseconds, as
 it does by itself, takes a core from tokenizing and from the event loop. So they spin for a tenth of a millisecond.
-perf/README.md has what less and more would give ("How long they spin").
+perf/NOTES.md has what less and more would give ("How long they spin").
 
 libgomp lets none of them spin for more than an eighth of that while a process has more of them than cores. A thread
 that shares its forwards keeps its helpers for the next one. So where two threads take turns, one with forwards of texts
