@@ -41,8 +41,9 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(
 
 @cache
 def commands() -> dict[str, Any]:
-    """The commands of `staged-pool` by name: those of click, or of the copy of it that typer brings."""
-    group: Any = typer.main.get_command(cli.main)
+    """The commands of `staged-pool` by name."""
+    main: Any = cli.main
+    group: Any = main if hasattr(main, "commands") else typer.main.get_command(main)
     return dict(group.commands)
 
 
