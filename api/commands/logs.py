@@ -1,7 +1,8 @@
-"""One renderer for every log line of the process, ours and the libraries': a person's on a terminal, else JSON lines.
+"""Logging of the process: one renderer for our lines and those of libraries.
 
-Lines go to the standard error stream, in a thread of their own. Only the command line calls `configure()`; a host that
-embeds the engine hears of it through the standard library's logging (`stages/log.py`).
+It writes text on a terminal, else JSON lines, to the standard error stream and in a thread of its own. Only the command
+line calls `configure()`; a host that embeds the engine gets the lines through the standard library's logging
+(`stages/log.py`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _LEVELS: Final[dict[Level, int]] = {
 }
 
 MOST_LINES: Final = 10_000
-"""That wait to be written, some megabytes: more are lost, and counted."""
+"""Most lines that wait to be written, some megabytes. More are dropped and counted."""
 
 GATHER_S: Final = 0.05
-"""How long a line waits for others, to be written with them: each write makes the whole interpreter change threads."""
+"""Seconds that a line waits for others, to be written with them. Each write makes the interpreter switch threads."""
 
 DRAIN_S: Final = 1.0
-"""How long the end of the process waits for those who read the log."""
+"""Seconds that the end of the process waits for the reader of the log."""
 
 
 def configure(level: Level = "info", format_: Format = "auto") -> None:
@@ -49,7 +50,7 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
     stream = cast(TextIO, _stream(sys.stderr))
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
     renderer: list[Processor] = (
-        # Where rich is installed, structlog's own choice prints the values of variables: keys, and what callers sent.
+        # With rich installed, structlog's default prints the values of variables: keys, and inputs of callers.
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if text
         else [structlog.processors.format_exc_info, _render_json]
@@ -75,20 +76,22 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    # What libraries say in passing is of use to who debugs them; what they warn of is of use to everyone.
+    # Libraries' own info lines help only in debugging; their warnings help everyone.
     root.setLevel(_LEVELS[level] if level == "debug" else max(_LEVELS[level], logging.WARNING))
     logging.captureWarnings(True)
 
 
 def drain() -> None:
-    """Wait, but not for long, until what has been logged is written: what is printed next belongs behind it."""
+    """Wait at most `DRAIN_S` until all lines are written. Text printed next then follows them."""
     if isinstance(writer := _latest, _Writer):
         writer.drain()
 
 
 class _Lossy:
-    """A stream whose lines may be lost: neither a log that nobody reads any more nor a full disk may fail what was to
-    be logged. Without this, a server whose log is gone would not even drain."""
+    """Stream that drops a line it cannot write.
+
+    A closed pipe or a full disk must not fail the code that logs: a server whose log is gone must still drain.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -103,8 +106,10 @@ class _Lossy:
 
 
 class _Writer:
-    """The same, and a log that is read too slowly holds up nobody either: a thread writes to the file, some lines at a
-    time. Those of the last moment before the process is killed may be lost, too."""
+    """Writer with a thread of its own: a slow reader of the log delays nobody.
+
+    The lines of the last moment before the process is killed may be lost.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -112,7 +117,7 @@ class _Writer:
         self._hurry = threading.Event()
         self._lost = 0
         self._losing = threading.Lock()
-        # A daemon, for a write to a pipe that nobody reads never ends. It holds no lock of a stream meanwhile.
+        # A daemon: a write to a pipe that nobody reads never ends. It holds no lock of a stream meanwhile.
         threading.Thread(target=self._run, name="staged-pool logs", daemon=True).start()
         atexit.register(self.drain)
 
@@ -124,7 +129,7 @@ class _Writer:
                 self._lost += 1
 
     def flush(self) -> None:
-        """Does nothing: whoever logs waits for nobody."""
+        """Do nothing: a caller that logs never waits."""
 
     def drain(self) -> None:
         written = threading.Event()
@@ -140,8 +145,8 @@ class _Writer:
             self._hurry.clear()
             drains = self._write_waiting(first)
             while lost := self._take_lost():
-                drains += self._write_waiting()  # which makes room for
-                own.warning("log.lines_lost", lines=lost, reason="they were not read soon enough")
+                drains += self._write_waiting()  # makes room for the warning
+                own.warning("log.lines_lost", lines=lost, reason="the log was read too slowly")
                 drains += self._write_waiting()
             for written in drains:
                 written.set()
@@ -152,7 +157,7 @@ class _Writer:
         return lost
 
     def _write_waiting(self, *first: str | threading.Event) -> list[threading.Event]:
-        """Write what waits; returns who wants to know of it."""
+        """Write the waiting lines; return the events to set once they are written."""
         each = [*first]
         with suppress(Empty):
             while len(each) < MOST_LINES:
@@ -165,7 +170,7 @@ class _Writer:
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
-            except BlockingIOError:  # somebody who shares the file does not want to wait
+            except BlockingIOError:  # a process that shares the file has made it non-blocking
                 time.sleep(GATHER_S)
             except OSError:
                 return
@@ -175,19 +180,21 @@ _latest: _Lossy | _Writer | None = None
 
 
 def _stream(stream: TextIO) -> _Lossy | _Writer:
-    global _latest  # noqa: PLW0603  # it belongs to the process, as the stream does
+    global _latest  # noqa: PLW0603  # one for the process, as the stream is
     try:
         _latest = _Writer(stream.fileno())
-    except io.UnsupportedOperation:  # it has been put in its place, and is no file
+    except io.UnsupportedOperation:  # a replacement of stderr that is no file
         _latest = _Lossy(stream)
     return _latest
 
 
 def _rendering_at_once(filtering: type[FilteringBoundLogger]) -> type[FilteringBoundLogger]:
-    """The same, with a shorter way for most lines: each request has one, and on the longer way it took 5 % of what the
-    event loop does for a short text (cProfile), twice as much as on this."""
+    """Make a logger class that renders info lines without structlog's chain of processors.
 
-    class AtOnce(filtering):  # type: ignore[misc,valid-type]  # it is made for a level
+    Each request has such a line, and the chain takes twice the time (cProfile of a server with short texts).
+    """
+
+    class AtOnce(filtering):  # type: ignore[misc,valid-type]  # the base class depends on the level
         def info(self, event: str, **fields: object) -> Any:
             if "exc_info" in fields:
                 return super().info(event, **fields)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from staged_pool.api.commands import cli
+from staged_pool.api.commands import cli, serve
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 
@@ -74,13 +74,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, list[En
     """Return the settings that `serve` would have run with."""
     found: list[tuple[ServerConfig, list[EngineConfig]]] = []
 
-    async def serve(server: ServerConfig, engines: list[EngineConfig], *listeners: Any) -> None:
+    async def run_server(server: ServerConfig, engines: list[EngineConfig], *listeners: Any) -> None:
         found.append((server, engines))
         listeners[0].close()
 
-    monkeypatch.setattr("staged_pool.api.http.server.serve", serve)
+    monkeypatch.setattr("staged_pool.api.http.server.serve", run_server)
     monkeypatch.setattr("staged_pool.api.commands.logs.configure", lambda *_: None)
-    monkeypatch.setattr(cli, "prepare_environment", lambda **_: None)
+    monkeypatch.setattr(serve, "prepare_environment", lambda **_: None)
     return found
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from staged_pool.api.commands import process as program
-from staged_pool.api.commands.flags import Backend
+from staged_pool.api.commands.process_config import Backend
 
 _CRASHES = """
 import mmap, os, signal, sys, tempfile

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from staged_pool.api.commands.flags import read_bytes
+from staged_pool.runtime.settings import read_bytes
 from tests.hostile import attacks
 
 BYSTANDER_KEY: Final = "key-of-the-bystander"

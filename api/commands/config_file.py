@@ -1,0 +1,166 @@
+"""Configuration file: TOML whose keys are the names of flags, with a table for each of several models."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from staged_pool.api.commands.table import every_setting
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.settings import Kind, SettingField, settings_of
+from staged_pool.stages.errors import ConfigError
+
+CONFIG_FILE: Final = "config_file"
+"""Name of the parameter of `--config`."""
+
+MODELS: Final = "models"
+"""Key of the array of tables, one for each model."""
+
+_EXPECTED: Final[Mapping[Kind, str]] = {
+    "text": "a text in quotes",
+    "texts": 'a list of texts, such as ["a", "b"]',
+    "path": "a path in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Settings of one table of the file: of its top, or of one model."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values by field, in the units of flags."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Places by field, such as `pool.toml, line 3`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A configuration file that has been read and checked."""
+
+    path: Path
+    top: Table
+    models: Sequence[Table]
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """Read a file, and check each key, type and range.
+
+    Raises:
+        ConfigError: The file cannot be read, or something in it is wrong; names file, line, key and the right form.
+    """
+    try:
+        text = path.read_text("utf-8")
+        found = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"config={str(path)!r}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config={str(path)!r}: cannot be read (it is not UTF-8)") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    reader = _Reader(path, text)
+    tables = found.pop(MODELS, [])
+    top = reader.table(found, None)
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{reader.place(MODELS, None)}: {MODELS} must be tables, each begun by [[{MODELS}]]")
+    models = [reader.table(table, number) for number, table in enumerate(tables, start=1)]
+    if models and "model" in top.values:
+        raise ConfigError(f"{top.places['model']}: model stands beside [[{MODELS}]]; keep one of them")
+    for number, model in enumerate(models, start=1):
+        if "model" not in model.values:
+            raise ConfigError(f'{path}: [[{MODELS}]] number {number} needs model, such as model = "./my-model"')
+    return ConfigFile(path=path, top=top, models=models)
+
+
+class _Reader:
+    """Reader of one file: converts tables, and names the line of each key."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+        self._rows = {row.key: row for row in every_setting() if row.about.has_flag}
+        self._of_engine = {row.key for row in settings_of(EngineConfig)}
+
+    def table(self, found: Mapping[str, Any], number: int | None) -> Table:
+        """Convert one table; `number` counts those of models from 1."""
+        values: dict[str, Any] = {}
+        places: dict[str, str] = {}
+        for key, value in found.items():
+            place = self.place(key, number)
+            row = self._row(key, place, number)
+            values[row.name] = _checked(row, value, place, of_model=number is not None)
+            places[row.name] = place
+        return Table(values=values, places=places)
+
+    def place(self, key: str, number: int | None) -> str:
+        """Return file and line of a key, as errors name it."""
+        line = next(self._lines_of(key, number), None)
+        return str(self._path) if line is None else f"{self._path}, line {line}"
+
+    def _row(self, key: str, place: str, number: int | None) -> SettingField:
+        row = self._rows.get(key)
+        if row is None:
+            near = get_close_matches(key.replace("_", "-").lower(), [*self._rows, MODELS], 1)
+            known = f"did you mean {near[0]}?" if near else "`staged-pool serve --help-all` lists all"
+            raise ConfigError(f"{place}: {key} is no setting; {known}")
+        if number is not None and (key not in self._of_engine or row.about.shared):
+            raise ConfigError(f"{place}: {key} is for all models; write it above the first [[{MODELS}]]")
+        return row
+
+    def _lines_of(self, key: str, number: int | None) -> Iterator[int]:
+        """Yield the line of a key: the text above it is whole TOML, and has as many tables of models."""
+        begins = re.compile(rf"""\s*(\[\[?\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
+        for count, line in enumerate(self._lines):
+            if begins.match(line):
+                try:
+                    above = tomllib.loads("\n".join(self._lines[:count]))
+                except tomllib.TOMLDecodeError:  # inside a text of several lines
+                    continue
+                if key == MODELS or len(above.get(MODELS, [])) == (number or 0):
+                    yield count + 1
+
+
+def _checked(row: SettingField, value: Any, place: str, *, of_model: bool) -> Any:
+    """Return the value in the form that the flag has.
+
+    Raises:
+        ConfigError: It is of another type, or out of range.
+    """
+    many = row.kind == "texts" or (row.name == "model" and not of_model)
+    values = value if many and isinstance(value, list) else [value]
+    if not all(_fits(row, each) for each in values):
+        expected = f"one of {', '.join(row.choices)}" if row.kind == "choice" else _EXPECTED[row.given_kind]
+        found = "" if row.about.secret else f" = {_toml(value)}:"
+        raise ConfigError(f"{place}: {row.key}{found} must be {expected}")
+    try:
+        row.check(row.read(values if many else value))
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {row.key} = {_toml(value)}: {str(error).partition(': ')[2]}") from None
+    return values if many else value
+
+
+def _fits(row: SettingField, value: Any) -> bool:
+    if row.kind == "choice":
+        return value in row.choices
+    if row.kind == "bool":
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if row.given_kind == "int":
+        return isinstance(value, int)
+    if row.given_kind == "float":
+        return isinstance(value, int | float)
+    return isinstance(value, str) or (row.about.unit is not None and isinstance(value, int))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,98 @@
+"""The command `serve`: bind the socket, then import what is heavy and serve.
+
+The socket listens before the heavy imports, so that an early client waits for an answer instead of failing to connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from staged_pool.api.commands.given import (
+    Given,
+    build_server,
+    config_file,
+    config_option,
+    given_models,
+    given_settings,
+)
+from staged_pool.api.commands.options import SettingOption, SettingsCommand, setting_options
+from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
+from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.api.commands.table import CONFIGS
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.listener import bind, bind_udp, bind_unix
+from staged_pool.api.http.tls import server_context
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.find import check_model
+
+_SEVERAL_MODELS: Final = "Repeat it, as name=folder or name=id, to serve several models; requests then name one."
+
+
+def serve_options() -> list[click.Parameter]:
+    """Make the flags of `serve`: `--config`, and all settings that have a flag."""
+    options = [config_option(), *(option for config in CONFIGS for option in setting_options(config))]
+    return [
+        SettingOption(option.row, multiple=True, more=_SEVERAL_MODELS)
+        if isinstance(option, SettingOption) and option.row.name == "model"
+        else option
+        for option in options
+    ]
+
+
+def build_engines(models: Sequence[Given]) -> list[EngineConfig]:
+    """Make the configuration of each engine, and check its model.
+
+    Downloads nothing: a hub id is looked up in the local cache at most.
+
+    Raises:
+        ConfigError: A setting or a model is wrong.
+    """
+    engines = [given.build(EngineConfig) for given in models]
+    for given, engine in zip(models, engines, strict=True):
+        with given.errors_by_source():
+            check_model(engine)
+    return engines
+
+
+def _serve(**_: Any) -> None:
+    ctx = click.get_current_context()
+    with errors_in_flag_words():
+        given = given_settings(ctx)
+        process, server = given.build(ProcessConfig), build_server(given)
+        models = given_models(given, config_file(ctx))
+        engines = build_engines(models)
+        # Errors of a single model name its line in the file, also those that loading it finds.
+        with (models[0] if len(models) == 1 else given).errors_by_source():
+            _run(process, server, engines)
+
+
+def _run(process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig]) -> None:
+    server_context(server)  # before anything heavy: its files may be wrong
+    listener = bind(server.host, server.port) if server.unix_socket is None else bind_unix(server.unix_socket)
+    if server.quic_port is not None:
+        from staged_pool.api.http.http3.protocol import check_installed
+
+        check_installed()
+    quic_listener = None if server.quic_port is None else bind_udp(server.host, server.quic_port)
+    prepare_environment(offline=any(engine.offline for engine in engines))
+
+    from staged_pool.api.commands import logs
+    from staged_pool.api.http.server import serve as run_server
+
+    logs.configure(process.log_level, process.log_format)
+    run(process.backend, lambda: run_server(server, engines, listener, quic_listener))
+
+
+serve: Final = SettingsCommand(
+    "serve",
+    callback=_serve,
+    params=serve_options(),
+    help="""Serve a model over HTTP.
+
+    Routes: POST /v1/embeddings, /pooling, /score, /rerank, /classify, /classify_tokens, /tokenize, /detokenize; GET
+    /v1/models, /version, /health, /ready, /load, /metrics, /stages.
+    """,
+)
