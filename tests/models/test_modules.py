@@ -93,8 +93,8 @@ def test_weights_of_an_activation_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("activation", "message"),
     [
-        ("Threshold", "torch.nn.Threshold is no activation without settings"),
-        ("MultiheadAttention", "torch.nn.MultiheadAttention is no activation without settings"),
+        ("Threshold", "torch.nn.Threshold is no activation, or needs arguments"),
+        ("MultiheadAttention", "torch.nn.MultiheadAttention is no activation, or needs arguments"),
         ("GLU", "activation GLU changes the number of values"),
         ("Nothing", "activation Nothing is not in torch.nn"),
     ],

@@ -198,5 +198,5 @@ def test_threads_that_call_a_head_at_once_get_their_own_logits() -> None:
 @pytest.mark.parametrize("entries", [[VOCABULARY], [-1]])
 def test_entries_that_the_vocabulary_does_not_have_are_refused(entries: list[int]) -> None:
     whole = made(lambda: hf.Qwen3ForCausalLM(qwen3_config(VOCABULARY)))
-    with pytest.raises(ConfigError, match=f"token id {entries[0]} is none of the {VOCABULARY}"):
+    with pytest.raises(ConfigError, match=f"token id {entries[0]} is not one of the {VOCABULARY}"):
         TransplantedHead(whole, entries=entries)

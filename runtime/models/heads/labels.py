@@ -1,4 +1,4 @@
-"""One logit for each label: of each sequence, of each token, or of the answers that a language model may give."""
+"""Heads for logits of labels: of each sequence, of each token, or of two answers of a language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence, Values
-from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
+from staged_pool.runtime.models.heads.transplant import (
+    TransplantedHead,
+    WholeRun,
+    probe_sequences,
+    run_alone,
+    takes_types,
+)
 from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
@@ -21,22 +27,25 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
 _ROUNDING: Final = {torch.float32: 1e-5, torch.float16: 0.003, torch.bfloat16: 0.02}
-"""How far logits may differ relative to the largest one: those of random tokens may all be nearly the same."""
+"""Largest difference of logits that counts as rounding, relative to the largest logit.
+
+Logits of random tokens may be nearly equal, and then a difference relative to their spread means nothing.
+"""
 
 
 class LabelsHead:
-    """The checkpoint's own head on one row of each sequence, in float32. Each value is [labels].
+    """Head of the checkpoint on one vector of each sequence, in float32. Each value is [labels].
 
-    Which row that is (the first token's, the last one's, their mean) is known to the code of each architecture alone.
-    It is found by trying them all, and comparing with what the whole model gives.
+    The vector is that of the first or the last token, or the mean; only the code of each architecture knows. So all are
+    tried, and compared with the logits of the whole model.
 
     Args:
         whole: The model with its head.
-        transformer: Its transformer, not yet changed.
-        labels: How many there are.
+        transformer: Transformer of the model, before any speedup.
+        labels: Number of labels.
 
     Raises:
-        ConfigError: No row gives what the whole model gives.
+        ConfigError: No vector gives the logits of the whole model.
     """
 
     def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
@@ -59,7 +68,7 @@ class LabelsHead:
 
     @property
     def row(self) -> str:
-        """Which row of a sequence the head reads."""
+        """Name of the vector that the head reads: a key of `_ROWS`."""
         return self._row
 
     def parameters(self) -> int:
@@ -71,25 +80,25 @@ class LabelsHead:
         return lambda: list(logits())
 
     def _compare(self, rows: Tensor, expected: Tensor) -> float:
-        """How far logits of these rows are from the expected ones; infinite where that is too far."""
+        """Return the difference of the logits of these rows from the expected ones; see `_distance`."""
         try:
             with torch.inference_mode():
                 found = self._head(rows.unsqueeze(1))
         except MISUSE_ERRORS:
             return float("inf")
-        return _agreement(found, expected)
+        return _distance(found, expected)
 
 
 class TokenLabelsHead:
-    """The checkpoint's own head on every token, in float32. Each value is [tokens, labels].
+    """Head of the checkpoint on every token, in float32. Each value is [tokens, labels].
 
     Args:
         whole: The model with its head.
-        transformer: Its transformer, not yet changed.
-        labels: How many there are.
+        transformer: Transformer of the model, before any speedup.
+        labels: Number of labels.
 
     Raises:
-        ConfigError: The head does not read each token by itself.
+        ConfigError: The head reads more than the vector of one token.
     """
 
     def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
@@ -111,18 +120,19 @@ class TokenLabelsHead:
 
 
 class LogitScoreHead:
-    """How much likelier a language model finds one answer than another: the difference of their logits behind the
-    last token, which is the logarithm of their odds. In float32. Each value is [1].
+    """Log odds of two answers of a language model: the difference of their logits at the last token.
+
+    In float32. Each value is [1].
 
     Args:
-        whole: The language model. Only the rows of its output embeddings that the answers need are kept.
-        transformer: Its transformer, not yet changed.
-        true_token: Id of the answer that means yes.
-        false_token: Id of the one that means no. None: the score is the logit of `true_token`.
+        whole: The language model. Only the output embeddings of the answers are kept.
+        transformer: Transformer of the model, before any speedup.
+        true_token: Token id of the answer that means yes.
+        false_token: Token id of the answer that means no. None: the score is the logit of `true_token`.
         rounded: Round scores to bfloat16.
 
     Raises:
-        ConfigError: The ids are none of the model's, or it does not read logits off token vectors.
+        ConfigError: The model has no such token ids, or its head reads more than token vectors.
     """
 
     def __init__(
@@ -156,8 +166,10 @@ _Pick: TypeAlias = Callable[[Tensor, PackedBatch, int], Tensor]
 
 
 def _last_but_padding(hidden: Tensor, batch: PackedBatch, padding: int) -> Tensor:
-    """The last token that is not the padding token: also in a text that ends in it, as some tokenizers end every one.
-    The first token where there is no other."""
+    """Vector of the last token that is not padding; of the first token if all are.
+
+    Some tokenizers end every text in the padding token.
+    """
     places = [
         next((place for place in range(len(s.ids) - 1, -1, -1) if s.ids[place] != padding), 0) for s in batch.sequences
     ]
@@ -171,16 +183,16 @@ _ROWS: Final[Mapping[str, _Pick]] = {
     "last but padding": _last_but_padding,
     "mean": lambda hidden, batch, _: mean_pool(hidden.float(), batch.lengths),
 }
-"""What a head may read of a sequence."""
+"""Vectors of a sequence that a head may read."""
 
 
 def _probe(
     whole: PreTrainedModel, transformer: PackedTransformer, output: Output, *, ends_in_padding: bool = False
-) -> list[Alone]:
-    """Run the whole model on a few sequences, and see that its transformer by itself gives the same token vectors.
+) -> list[WholeRun]:
+    """Run the whole model on test sequences, and check the token vectors of its transformer.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The transformer alone gives other vectors than inside of the model.
     """
     padding = _padding(whole)
     sequences = probe_sequences(
@@ -192,9 +204,9 @@ def _probe(
     )
     alone = run_alone(whole, sequences)
     with torch.inference_mode():
-        by_itself = transformer.hidden(PackedBatch.of(sequences, whole.device))
-    if not difference(by_itself, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
-        raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer by itself")
+        vectors = transformer.hidden(PackedBatch.of(sequences, whole.device))
+    if not difference(vectors, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
+        raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer gives alone")
     if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:
         ids = [*sequences[0].ids[:-2], padding, padding]
         alone += run_alone(whole, [TokenSequence(ids, frozenset({output}))])
@@ -207,22 +219,29 @@ def _padding(whole: PreTrainedModel) -> int | None:
 
 
 def _expect(head: TransplantedHead, hidden: Tensor, expected: Tensor) -> None:
-    """See that a head gives these logits: [sequences, tokens, labels]."""
+    """Check that a head gives these logits: [sequences, tokens, labels].
+
+    Raises:
+        ConfigError: It gives others, or fails.
+    """
     try:
         with torch.inference_mode():
             found = head(hidden)
     except MISUSE_ERRORS as error:
         raise ConfigError(f"{head.name}: its head does not run by itself: {error}") from error
-    if found.shape != expected.shape or _agreement(found.flatten(0, 1), expected.flatten(0, 1)) == float("inf"):
+    if found.shape != expected.shape or _distance(found.flatten(0, 1), expected.flatten(0, 1)) == float("inf"):
         raise ConfigError(f"{head.name}: its head reads more than token vectors, and is not supported")
 
 
-def _agreement(found: Tensor, expected: Tensor) -> float:
-    """How far logits are from the expected ones: [rows, labels] both. Infinite where it is more than rounding."""
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """Return the difference of logits from the expected ones, [rows, labels] both.
+
+    It is infinite if it is more than rounding.
+    """
     if found.shape != expected.shape:
         return float("inf")
     dtype, found, expected = expected.dtype, found.float(), expected.float()
-    apart = difference(found, expected)
+    distance = difference(found, expected)
     rounding = _ROUNDING[dtype] * float(expected.abs().max())
-    agrees = apart <= TOLERANCE[dtype] or float((found - expected).abs().max()) <= rounding
-    return apart if agrees else float("inf")
+    equal = distance <= TOLERANCE[dtype] or float((found - expected).abs().max()) <= rounding
+    return distance if equal else float("inf")

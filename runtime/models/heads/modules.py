@@ -1,4 +1,4 @@
-"""What follows a pooling: the Dense, LayerNorm and Normalize modules of a folder, in its order, in float32."""
+"""Modules behind a pooling: Dense, LayerNorm, Normalize and projections, in float32."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from staged_pool.runtime.models.specs.model import Dense, HeadModule, LayerNorm,
 from staged_pool.stages.errors import ConfigError
 
 _DAMAGED: Final = (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError)
-"""What a file of weights raises that is none, or holds others."""
+"""Errors of a weights file that is damaged, or that holds other weights."""
 
 
 def build_modules(
     modules: Sequence[HeadModule], width: int, checkpoint: nn.Module | None = None
 ) -> tuple[nn.Sequential, int]:
-    """Load the modules that turn a pooled vector into the final one.
+    """Load the modules between the pooled vector and the final one.
 
     Args:
-        modules: As the folder lists them.
+        modules: Specs of the modules, in the order of the folder.
         width: Values of a pooled vector.
-        checkpoint: The whole model, for layers of its own.
+        checkpoint: The whole model, for modules that are layers of it.
 
     Returns:
-        The modules on the CPU, [n, width] -> [n, final width], both float32; and the final width.
+        The modules, [n, width] -> [n, final width], both float32, on the CPU; and the final width.
 
     Raises:
         ConfigError: Weights are missing or do not fit, or a module expects vectors of another width.
@@ -60,10 +60,10 @@ def build_modules(
 
 
 def load_projection(projection: Projection, width: int) -> nn.Linear:
-    """A linear layer that lies in a file of its own or among other tensors, in float32. On the CPU.
+    """Load a linear layer from a weights file, in float32 on the CPU.
 
     Raises:
-        ConfigError: There is no such file, the tensors are not in it, or it expects vectors of another width.
+        ConfigError: The file or its tensors are missing, or the layer takes vectors of another width.
     """
     file = next((file for file in projection.files if file.is_file()), None)
     if file is None:
@@ -89,7 +89,11 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
 
 
 def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear:
-    """A copy of a linear layer of the checkpoint, in float32. On the CPU."""
+    """Copy a linear layer of the checkpoint, in float32 on the CPU.
+
+    Raises:
+        ConfigError: There is no such layer, or it takes vectors of another width.
+    """
     try:
         layer = checkpoint.get_submodule(name) if checkpoint is not None else None
     except AttributeError:
@@ -102,10 +106,12 @@ def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear
 
 
 def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Those of a file that have these names, or all. Of a pickled file, nothing but tensors is ever made.
+    """Read tensors of a weights file by name; all of them without names.
+
+    Unpickling creates tensors only.
 
     Raises:
-        ValueError: It holds something else, or a tensor of whole numbers, which only a quantised layer has.
+        ValueError: The file holds something else, or integer tensors, as quantised layers have.
     """
     found = _read_tensors(file, names)
     for name, tensor in found.items():
@@ -125,7 +131,7 @@ def _read_tensors(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
     return pickled
 
 
-# The attributes below are named as the tensors are in the weights' files.
+# The attributes of these modules have the names of the tensors in the weights files.
 
 
 class _Dense(nn.Module):
@@ -146,10 +152,10 @@ class _Dense(nn.Module):
 
 
 def _activation(dense: Dense) -> nn.Module:
-    """The function behind a Dense, which `config.json` names and no file sets up further.
+    """Return the activation of a Dense module, by its name in `config.json`.
 
     Raises:
-        ConfigError: torch has no such module, it needs settings, or it changes the number of values.
+        ConfigError: torch has no such module, it needs arguments, or it changes the number of values.
     """
     where, kind = dense.folder.name, getattr(nn, dense.activation, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -159,7 +165,7 @@ def _activation(dense: Dense) -> nn.Module:
         with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
             shape = activation.eval()(torch.zeros(1, dense.out_features)).shape
     except (TypeError, ValueError, RuntimeError, NotImplementedError, LookupError) as error:
-        raise ConfigError(f"{where}: torch.nn.{dense.activation} is no activation without settings") from error
+        raise ConfigError(f"{where}: torch.nn.{dense.activation} is no activation, or needs arguments") from error
     if shape != (1, dense.out_features):
         raise ConfigError(f"{where}: activation {dense.activation} changes the number of values: not supported")
     return activation
@@ -186,7 +192,7 @@ def _expect(wanted: int, width: int, folder: Path) -> None:
 
 
 def _loaded(module: nn.Module, folder: Path) -> nn.Module:
-    """`module` with the weights of its folder, in float32 whatever they are stored in."""
+    """Load the weights of a folder into `module`; float32, whatever their stored type."""
     files = (folder / "model.safetensors", folder / "pytorch_model.bin")
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -194,6 +200,6 @@ def _loaded(module: nn.Module, folder: Path) -> nn.Module:
     try:
         module.load_state_dict(_tensors(file))
     except _DAMAGED as error:
-        said = " ".join(str(error).split())  # in one line
-        raise ConfigError(f"{folder.name}: the weights cannot be used: {said}") from error
+        reason = " ".join(str(error).split())  # in one line
+        raise ConfigError(f"{folder.name}: the weights cannot be used: {reason}") from error
     return module

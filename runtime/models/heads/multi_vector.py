@@ -1,4 +1,4 @@
-"""One vector for each token: for late interaction, and for whatever else wants to see the tokens by themselves."""
+"""Head for one vector of each token, as late interaction needs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 
 
 class MultiVectorHead:
-    """[tokens kept, width] for each sequence, before the normalisation at the end of the chain.
+    """Head for one vector of each token, without the final normalization.
+
+    Each value is [tokens kept, width].
 
     Args:
         spec: See `MultiVectorSpec`.
         token_width: Values of a token vector.
-        device: Where it computes.
-        own: The checkpoint's own layer that token vectors go through first, in any dtype. None: there is none.
+        device: Device of the weights.
+        own: Layer of the checkpoint that token vectors go through first, in any dtype. None: there is none.
 
     Raises:
         ConfigError: Weights of the modules are missing or do not fit.
@@ -48,12 +50,12 @@ class MultiVectorHead:
         if kept is not None:
             hidden = hidden[send_arrays([kept], hidden.device)]
         vectors = begin_readback(self._modules(hidden.float()))
-        # Copies: a row that is kept must not keep those of the whole batch.
+        # Copies: a view in the result cache would keep the vectors of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), np.cumsum(counts)[:-1])]
 
 
 def _kept(batch: PackedBatch) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]] | None, list[int]]:
-    """The places in the batch of the tokens whose vectors are wanted (None: of all), and how many each sequence has."""
+    """Return the indices of the kept tokens in the batch (None: all), and their number in each sequence."""
     sequences = batch.sequences
     counts = [len(s.ids) if s.kept is None else len(s.kept) for s in sequences]
     if all(s.kept is None for s in sequences):

@@ -1,4 +1,4 @@
-"""Weights of a few entries of the vocabulary: from the logits of a language model, or of the tokens of an input."""
+"""Heads for sparse vectors: weights of vocabulary entries, or of each token."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from staged_pool.stages.errors import ConfigError
 _SPARSE_ONLY: Final[Outputs] = frozenset({Output.SPARSE})
 
 _SLICE_BYTES: Final = 64 * 2**20
-"""Of logits that exist at once, in float32. Those of a whole batch could take gigabytes."""
+"""Memory limit of the float32 logits that exist at once. Those of a whole batch could take gigabytes."""
 
 
 class VocabularyHead(Protocol):
-    """What gives the logits of a masked language model."""
+    """Head that computes the logits of a masked language model."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[1, tokens, width] -> [1, tokens, vocabulary]."""
+        """Compute logits: [1, tokens, width] -> [1, tokens, vocabulary]."""
         ...
 
     def parameters(self) -> int: ...
 
 
 class SpladeHead:
-    """For each entry v of the vocabulary: the largest log(1 + relu(logit_tv)) of the tokens t of a sequence, or their
-    sum (Formal et al., 2021, https://arxiv.org/abs/2109.10086, and https://arxiv.org/abs/2107.05720). Special tokens
-    count, as in the SpladePooling of sentence-transformers.
+    """SPLADE head: a weight for each vocabulary entry.
+
+    The weight of entry v is the maximum over the tokens t of log(1 + relu(logit_tv)), or the sum (Formal et al., 2021,
+    https://arxiv.org/abs/2109.10086, and https://arxiv.org/abs/2107.05720). Special tokens count, as in SpladePooling
+    of sentence-transformers.
 
     Args:
         spec: See `SpladeSpec`.
-        logits: The model's own head.
-        vocabulary: How many logits it gives for a token.
-        slice_bytes: Bound on the logits that exist at once; those of one token always do.
+        logits: Head of the model.
+        vocabulary: Number of logits for a token.
+        slice_bytes: Memory limit of the logits that exist at once; at least those of one token.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class SpladeHead:
         return self._logits.parameters()
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        handed = hand_over(hidden)  # how many entries are not 0 is known to the device alone, which is waited for
+        handed = hand_over(hidden)  # rows() waits for the device, which alone knows the number of entries
 
         def rows() -> Sequence[Values]:
             found: list[Values] = []
@@ -75,22 +77,22 @@ class SpladeHead:
         return rows
 
     def _pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[sequences, vocabulary] float32, of sequences that fit into one slice, or of a single one that may not."""
+        """Pool sequences that fit into one slice, or a single longer one: [sequences, vocabulary], float32."""
         if len(lengths) > 1:
             pooled = self._reduced(hidden, lengths)
         else:
-            pooled = torch.zeros(())  # replaced by the first slice: a sequence has at least one token
+            pooled = torch.zeros(())  # the first slice replaces it: a sequence has at least one token
             for place, part in enumerate(torch.split(hidden, self._slice_tokens)):
                 found = self._reduced(part, [len(part)])
                 if place == 0:
                     pooled = found
                 else:
                     pooled = pooled.maximum(found) if self._spec.pooling == "max" else pooled + found
-        # The activation never falls, so that it can follow the maximum: it then runs once a sequence.
+        # The activation is monotonic, so it can follow the maximum, and runs once a sequence.
         return self._activated(pooled) if self._spec.pooling == "max" else pooled
 
     def _reduced(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """For each sequence the largest logits of its tokens, or the sum of what the activation makes of them."""
+        """Reduce the logits of each sequence over its tokens: their maximum, or the sum of their activations."""
         logits = self._logits(hidden.unsqueeze(0))[0].float()
         if self._spec.pooling == "max":
             return torch.stack([part.amax(dim=0) for part in torch.split(logits, list(lengths))])
@@ -102,7 +104,9 @@ class SpladeHead:
 
 
 def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -> SpladeHead:
-    """The head of a masked language model, taken off it and found to give the logits that the whole model gives.
+    """Build the SPLADE head of a masked language model.
+
+    The head of the model must give the same logits apart from its transformer.
 
     Args:
         spec: See `SpladeSpec`.
@@ -110,7 +114,7 @@ def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -
         max_tokens: Longest input of the model.
 
     Raises:
-        ConfigError: The head cannot be taken off, or gives something else then.
+        ConfigError: The head does not run apart from its transformer, or gives other logits then.
     """
     head = TransplantedHead(whole)
     probe = probe_sequences(
@@ -121,26 +125,28 @@ def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -
         pairs=False,
     )
     with torch.inference_mode():
-        alone = run_alone(whole, probe)
+        runs = run_alone(whole, probe)
         try:
-            found = torch.cat([head(each.hidden.unsqueeze(0))[0] for each in alone])
+            found = torch.cat([head(run.hidden.unsqueeze(0))[0] for run in runs])
         except MISUSE_ERRORS as error:
             raise ConfigError(f"the head of {head.name} does not run by itself: {error}") from error
-    wanted = torch.cat([each.logits for each in alone])
+    wanted = torch.cat([run.logits for run in runs])
     if found.shape != wanted.shape or not difference(found, wanted) <= TOLERANCE[whole.dtype]:
         raise ConfigError(f"the head of {head.name} gives other logits by itself than with its transformer")
     return SpladeHead(spec, head, wanted.shape[1])
 
 
 class TokenWeightsHead:
-    """For each token id of a sequence the largest relu(w h + b) of its tokens, without special tokens (Chen et al.,
-    2024, https://arxiv.org/abs/2402.03216, section 3.2; FlagEmbedding's `_process_token_weights`).
+    """Lexical weights of BGE-M3: the largest relu(w h + b) of each token id in a sequence.
+
+    Special tokens are left out (Chen et al., 2024, https://arxiv.org/abs/2402.03216, section 3.2; FlagEmbedding's
+    `_process_token_weights`).
 
     Args:
         spec: See `TokenWeightsSpec`.
         token_width: Values of a token vector.
-        tokenizer: The folder's own, for the ids of the tokens that are left out.
-        device: Where it computes.
+        tokenizer: Tokenizer of the folder, for the ids of the special tokens.
+        device: Device of the weights.
 
     Raises:
         ConfigError: The weights are missing or do not fit.
@@ -154,17 +160,17 @@ class TokenWeightsHead:
         known = [tokenizer.token_to_id(token) for token in spec.left_out]
         self._left_out = np.array([i for i in known if i is not None], np.int64)
         self.first, self.last = known[:2]
-        """Ids of the special tokens before and behind a text; None where there is none."""
+        """Token ids of the special tokens before and behind a text; None if there is none."""
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self._linear.parameters())
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         weights = self.each(hidden, batch)
-        return lambda: [self._row(one.ids, own) for one, own in zip(batch.sequences, weights(), strict=True)]
+        return lambda: [self._row(sequence.ids, own) for sequence, own in zip(batch.sequences, weights(), strict=True)]
 
     def each(self, hidden: Tensor, batch: PackedBatch) -> Later[list[NDArray[np.float32]]]:
-        """w h + b of every token, [tokens] for each sequence."""
+        """Start to compute w h + b of every token: [tokens] for each sequence."""
         copied = begin_readback(self._linear(hidden.float())[:, 0])
         ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
         return lambda: np.split(copied(), ends[:-1])
@@ -172,39 +178,41 @@ class TokenWeightsHead:
     def _row(self, ids: TokenIds, weights: NDArray[np.float32]) -> SparseVector:
         indices, places = np.unique(np.array(ids, np.int64), return_inverse=True)
         largest = np.zeros(len(indices), np.float32)
-        with np.errstate(invalid="ignore"):  # NaN stays, and is found; what is below 0 is 0, as relu has it
+        with np.errstate(invalid="ignore"):  # keeps NaN, which a later check finds; values below 0 become 0, as by relu
             np.maximum.at(largest, places, weights)
         kept = ~(largest <= 0) & ~np.isin(indices, self._left_out)
         return SparseVector(indices[kept].astype(np.int32), largest[kept])
 
 
 class EachTokenHead:
-    """w h + b of each token by itself, [tokens] for each sequence, without the special tokens at its ends.
+    """Weight of each token, w h + b, without the special tokens at the ends.
 
-    It is what vLLM gives for `token_classify` of BGE-M3, before relu.
+    Each value is [tokens]. vLLM gives these, before relu, for `token_classify` of BGE-M3.
 
     Args:
-        largest: The head of the same weights.
+        sparse: Sparse head with the same weights.
     """
 
-    def __init__(self, largest: TokenWeightsHead) -> None:
-        self._largest = largest
+    def __init__(self, sparse: TokenWeightsHead) -> None:
+        self._sparse = sparse
 
     def parameters(self) -> int:
-        return 0  # the other head counts them
+        return 0  # the sparse head counts them
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        weights = self._largest.each(hidden, batch)
-        return lambda: [self._inner(one.ids, own) for one, own in zip(batch.sequences, weights(), strict=True)]
+        weights = self._sparse.each(hidden, batch)
+        return lambda: [
+            self._inner(sequence.ids, own) for sequence, own in zip(batch.sequences, weights(), strict=True)
+        ]
 
     def _inner(self, ids: TokenIds, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-        start = 1 if ids[0] == self._largest.first else 0
-        # A copy: a row that is kept must not keep those of the whole batch.
-        return weights[start : len(ids) - 1 if ids[-1] == self._largest.last else len(ids)].copy()
+        start = 1 if ids[0] == self._sparse.first else 0
+        # A copy: a view in the result cache would keep the weights of the whole batch.
+        return weights[start : len(ids) - 1 if ids[-1] == self._sparse.last else len(ids)].copy()
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Neighbours that have at most `limit` tokens together; a longer one is alone."""
+    """Group neighbours with at most `limit` tokens together; a longer one is alone."""
     group: list[int] = []
     for length in lengths:
         if group and sum(group) + length > limit:
@@ -216,9 +224,12 @@ def _groups(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def _sparse_rows(weights: Tensor) -> list[SparseVector]:
-    """The entries of each row of [rows, width] that are not 0: three copies to the host, whatever the
-    rows, which are waited for: how many entries there are is known to the device alone."""
-    above = ~(weights <= 0)  # NaN stays, and is found
+    """Convert [rows, width] to sparse rows without zeros.
+
+    It takes three copies to the host for all rows together, and waits for them, since only the device knows the number
+    of entries.
+    """
+    above = ~(weights <= 0)  # keeps NaN, which a later check finds
     rows, columns = above.nonzero(as_tuple=True)
     ends = np.cumsum(above.sum(dim=1).cpu().numpy())[:-1]
     indices = np.split(columns.int().cpu().numpy(), ends)

@@ -1,10 +1,9 @@
-"""Run the head that a checkpoint's own class has, on token vectors that were made elsewhere.
+"""Heads of a checkpoint's class, run on token vectors that a packed transformer has computed.
 
-transformers keeps a head and its transformer in one class, whose `forward` runs both: a pooler, a projection, a
-classifier, whatever the architecture has. Here that `forward` runs as it is written, with something in the place of
-the transformer that gives the token vectors it is handed. So no architecture needs code of its own here, and a packed
-batch can run through the transformer first. What the head makes is compared, at load, with what the whole model makes
-of the same token ids (`run_alone`): an architecture whose head wants more than token vectors is refused.
+transformers keeps a head (pooler, projection, classifier) and its transformer in one class, whose `forward` runs both.
+Here that `forward` runs unchanged, but a stub in the place of the transformer returns given token vectors. So no
+architecture needs code of its own. At load, the logits are compared with those of the whole model (`run_alone`); an
+architecture whose head reads more than token vectors is rejected.
 """
 
 from __future__ import annotations
@@ -31,19 +30,18 @@ _PROBE_LENGTHS: Final = (7, 1, 12, 5)
 
 
 class TransplantedHead:
-    """The head of a model without its transformer, on the device of its weights. Several threads may call it at once.
+    """Head of a model without its transformer, on the device of its weights. Thread-safe.
 
-    Keeps the head's weights, and of the transformer only what the head reads: BERT's pooler.
+    It keeps the weights of the head, and of the transformer only the pooler, which some heads read.
 
     Args:
-        whole: A model such as `BertForSequenceClassification`, in eval mode. It stays as it is.
-        dtype: Copy the head's weights into this dtype. None: share those of `whole`, which may be tied to its
+        whole: A model such as `BertForSequenceClassification`, in eval mode. It is not changed.
+        dtype: Copy the weights of the head in this dtype. None: share those of `whole`, which may be tied to its
             embeddings.
-        entries: Keep only these rows of the output embeddings: those of a language model of which only a few entries
-            of the vocabulary are wanted. None: all.
+        entries: Token ids: keep only these rows of the output embeddings of a language model. None: keep all.
 
     Raises:
-        ConfigError: The transformer is not a part of the model that can be replaced.
+        ConfigError: The transformer cannot be replaced in the model.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class TransplantedHead:
         if base is whole or whole._modules.get(prefix) is not base:
             raise ConfigError(f"{type(whole).__name__} does not keep its head apart from its transformer")
         self._model = _shallow_copy(whole)
-        self._model._modules[prefix] = _GivenStates(base)
+        self._model._modules[prefix] = _TransformerStub(base)
         if entries is not None:
             _narrow(self._model, whole.get_output_embeddings(), entries)
         inherited = {id(parameter) for parameter in base.parameters()}
@@ -64,22 +62,21 @@ class TransplantedHead:
 
     @property
     def name(self) -> str:
-        """The class of the whole model."""
+        """Name of the class of the whole model."""
         return type(self._model).__name__
 
     def parameters(self) -> int:
-        """How many there are, without those of the transformer (or tied to it)."""
+        """Return the number of weights of the head, without those shared with the transformer."""
         return self._parameters
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """The head's logits.
+        """Compute the logits of the head.
 
         Args:
-            hidden: [sequences, tokens, width]: what the transformer would give, of sequences without padding.
+            hidden: [sequences, tokens, width]: output of the transformer, for sequences without padding.
 
         Returns:
-            What the whole model calls its logits: [sequences, labels], or [sequences, tokens, labels] where it has
-            them for every token.
+            `logits` of the whole model: [sequences, labels], or [sequences, tokens, labels] for a head on every token.
         """
         ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
         before = _HIDDEN.set(hidden.to(self._dtype))
@@ -91,11 +88,11 @@ class TransplantedHead:
 
 
 _HIDDEN: Final[ContextVar[Tensor]] = ContextVar("hidden")
-"""What the transformer of the head that runs in this thread is to have given: [sequences, tokens, width]."""
+"""Output of the stub of the head that this thread runs: [sequences, tokens, width]."""
 
 
-class _GivenStates(nn.Module):
-    """Stands in the place of a transformer, and gives the states that are given to it, and what it pools of them."""
+class _TransformerStub(nn.Module):
+    """Stub of a transformer: returns given token vectors, and the result of its pooler."""
 
     def __init__(self, base: PreTrainedModel) -> None:
         super().__init__()
@@ -105,18 +102,20 @@ class _GivenStates(nn.Module):
     def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
         hidden, pooled = _HIDDEN.get(), None
         if self.pooler is not None and self.activation is not None:
-            pooled = self.activation(self.pooler(hidden[:, 0]))  # ALBERT's, whose pooler is a bare layer
+            pooled = self.activation(
+                self.pooler(hidden[:, 0])
+            )  # ALBERT: its pooler is a linear layer without activation
         elif self.pooler is not None:
             pooled = self.pooler(hidden)
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
 
 
 def _shallow_copy(whole: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same parts, which can be exchanged without changing `whole`."""
+    """Copy a model but not its parts, so that replacing them does not change `whole`."""
     model = copy.copy(whole)
     model._modules = dict(whole._modules)
     model.config = copy.deepcopy(whole.config)
-    # Heads that look for the last token that is not padding refuse batches where no token is.
+    # Heads that look for the last token before padding reject batches if no padding token is set.
     text = model.config.get_text_config()
     if getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = 0
@@ -124,12 +123,16 @@ def _shallow_copy(whole: PreTrainedModel) -> PreTrainedModel:
 
 
 def _narrow(model: PreTrainedModel, outputs: nn.Module | None, entries: Sequence[int]) -> None:
-    """Put a few rows of the output embeddings in their place."""
+    """Replace the output embeddings by a few of their rows.
+
+    Raises:
+        ConfigError: The model has no such rows.
+    """
     name = next((name for name, part in model._modules.items() if part is outputs), None)
     if name is None or not isinstance(outputs, nn.Linear):
-        raise ConfigError(f"{type(model).__name__} has no output embeddings that can be read by rows")
+        raise ConfigError(f"{type(model).__name__} has no linear output embeddings")
     if wrong := [entry for entry in entries if not 0 <= entry < outputs.out_features]:
-        raise ConfigError(f"token id {wrong[0]} is none of the {outputs.out_features} that the model has logits for")
+        raise ConfigError(f"token id {wrong[0]} is not one of the {outputs.out_features} that the model has logits for")
     narrow = nn.Linear(outputs.in_features, len(entries), bias=outputs.bias is not None, device="meta")
     rows = list(entries)
     narrow.weight = nn.Parameter(outputs.weight.detach()[rows].clone(), requires_grad=False)
@@ -139,25 +142,25 @@ def _narrow(model: PreTrainedModel, outputs: nn.Module | None, entries: Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """What the whole model makes of one sequence that runs by itself, without padding."""
+class WholeRun:
+    """Forward of a whole model on one sequence, without padding."""
 
     sequence: TokenSequence
     hidden: Tensor
-    """[tokens, width]: what its transformer gives to its head."""
+    """[tokens, width]: output of the transformer, input of the head."""
     logits: Tensor
-    """[labels], or [tokens, labels] where there are some for every token."""
+    """[labels], or [tokens, labels] for a head on every token."""
 
 
-def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[Alone]:
-    """Run a whole model, its own head included, on one sequence after the other.
+def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[WholeRun]:
+    """Run a whole model, head included, on one sequence after the other.
 
     Raises:
-        ConfigError: It does not run on token ids alone.
+        ConfigError: The model needs other inputs than token ids.
     """
-    seen: list[Tensor] = []
-    hook = whole.base_model.register_forward_hook(lambda _module, _arguments, given: seen.append(given[0][0]))
-    alone = []
+    outputs: list[Tensor] = []
+    hook = whole.base_model.register_forward_hook(lambda _module, _arguments, output: outputs.append(output[0][0]))
+    runs = []
     try:
         for sequence in sequences:
             ids = torch.tensor([sequence.ids], device=whole.device)
@@ -167,16 +170,16 @@ def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> lis
                 types["token_type_ids"] = second.long().unsqueeze(0)
             with torch.inference_mode():
                 logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
-            alone.append(Alone(sequence, seen[-1], logits))
+            runs.append(WholeRun(sequence, outputs[-1], logits))
     except MISUSE_ERRORS as error:
         raise ConfigError(f"{type(whole).__name__} does not run on token ids alone: {error}") from error
     finally:
         hook.remove()
-    return alone
+    return runs
 
 
 def takes_types(model: PreTrainedModel) -> bool:
-    """Whether it tells the two segments of a pair apart."""
+    """Tell whether a model distinguishes the two segments of a pair."""
     known = getattr(model.config, "type_vocab_size", None) or 0
     return known > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
 
@@ -184,14 +187,14 @@ def takes_types(model: PreTrainedModel) -> bool:
 def probe_sequences(
     *, vocabulary: int, padding: int | None, max_tokens: int, outputs: Outputs, pairs: bool
 ) -> list[TokenSequence]:
-    """Random sequences of different lengths, without the padding token, whose meaning may differ by place.
+    """Make random sequences of different lengths, without padding tokens, which heads may treat specially.
 
     Args:
-        vocabulary: Token ids run from 0 to one less.
-        padding: The padding token, if there is one.
+        vocabulary: Number of token ids.
+        padding: Id of the padding token. None: there is none.
         max_tokens: Longest input of the model.
-        outputs: What the sequences are to give.
-        pairs: Whether some of them have two segments.
+        outputs: Outputs that the sequences request.
+        pairs: Give every other sequence two segments.
     """
     random = np.random.default_rng(0)
     allowed = np.setdiff1d(np.arange(vocabulary), [] if padding is None else [padding])

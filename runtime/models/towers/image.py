@@ -80,7 +80,7 @@ class ImageTower:
         image = _lone_image(given)
         if image is None:
             message = (
-                "This model reads one image or one text per input, and no conversations of both: send them as separate "
+                "This model reads one image or one text at a time, and no conversations of both: send them as separate "
                 "inputs."
             )
             return InvalidInput(message, param="messages")
