@@ -84,11 +84,11 @@ class ImageCompleter:
             with self._memory.hold(item.ticket.tenant) as held:
                 fetched = _Fetched(held)
                 try:
-                    yield await self._fetched(item, fetched)
+                    yield await self._fetch_images(item, fetched)
                 finally:
                     self._waiting_bytes -= fetched.bytes
 
-    async def _fetched(self, item: Item[ModelInput], fetched: _Fetched) -> ModelInput | None:
+    async def _fetch_images(self, item: Item[ModelInput], fetched: _Fetched) -> ModelInput | None:
         images = list(item.payload.images)
         places = _urls(item.payload)
         async with anyio.create_task_group() as fetches:

@@ -68,7 +68,7 @@ class MemoryGovernor:
 
     def __init__(self, limit_bytes: int | None = None, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
-        self._asked_bytes = limit_bytes
+        self._configured_bytes = limit_bytes
         self.limit_bytes = limit_bytes or UNLIMITED_BYTES
         """Memory limit of this process."""
         self.budget = MemoryBudget(self.limit_bytes)
@@ -91,7 +91,7 @@ class MemoryGovernor:
             reserved_bytes: Bytes reserved for caches.
         """
         if self.limit_bytes == UNLIMITED_BYTES:
-            self.limit_bytes = self._asked_bytes or self._machine.limit_bytes()
+            self.limit_bytes = self._configured_bytes or self._machine.limit_bytes()
         self._trimmed_bytes = self._machine.resident_bytes()
         if (room := self._machine.mappable_bytes()) is not None:  # it shrinks with each loaded library
             self.limit_bytes = min(self.limit_bytes, self._trimmed_bytes + room)
@@ -149,9 +149,9 @@ class MemoryGovernor:
         """
         self.fullness = fullness
         pressure = max(level for level in Pressure if 100 * fullness >= level)
-        was, self.pressure = self.pressure, pressure
-        if pressure != was:
-            write = log.warning if pressure > was else log.info
+        before, self.pressure = self.pressure, pressure
+        if pressure != before:
+            write = log.warning if pressure > before else log.info
             write("memory.pressure", used=round(fullness, 3), limit_mb=self.limit_bytes // 10**6, level=pressure.name)
             for listener in tuple(self._listeners):
                 listener(pressure)

@@ -46,7 +46,8 @@ _ERRORS: Final[Mapping[str, type[InvalidInput]]] = {
 class CustomCodeProcessor:
     """Runs a folder's own image processor in worker processes. Thread-safe.
 
-    A call waits for an idle process. The processes end with `close`, when this object is garbage, or with the program.
+    A call waits for an idle process. The processes end with `close`, when this object is garbage-collected, or with the
+    program.
 
     Args:
         folder: The model folder, whose code runs.

@@ -67,7 +67,7 @@ def packed_attention(
         attention_mask: Ignored: a packed batch has nothing to mask.
         packed_groups: Groups of the batch, which the model passes through. Their tokens sum to those of `query`.
         packed_bounds: Offsets of the same sequences, to compute all in one call. Each token then attends to its whole
-            sequence: `Group.seen` is ignored.
+            sequence: `Group.key_tokens` is ignored.
         scaling: Factor of the scores. None: 1 / sqrt(head width).
         sliding_window: A token attends to tokens less than this distance away. None: to all.
         is_causal: A token attends to itself and earlier tokens only.
@@ -96,7 +96,7 @@ def packed_attention(
     for group, part in zip(packed_groups, parts, strict=True):
         # [1, heads, tokens, width] -> [sequences, heads, length, width], without a copy
         q, k, v = (x.view(x.shape[1], group.sequences, group.tokens, -1).transpose(0, 1) for x in part)
-        one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
+        one = _attend(q, k, v, group.key_tokens, scaling=scaling, window=sliding_window, causal=causal)
         attended.append(one.reshape(1, -1, *one.shape[2:]))
     return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
 
@@ -162,7 +162,7 @@ def _attend_in_one_call(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: int, *, scaling: float | None, window: int | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, key_tokens: int, *, scaling: float | None, window: int | None, causal: bool
 ) -> Tensor:
     """Attend in sequences of equal length: [sequences, heads, length, width] -> [sequences, length, heads, width].
 
@@ -170,9 +170,9 @@ def _attend(
     """
     heads, length = q.shape[1:3]
     mask = _window_mask(length, window, causal=causal, device=q.device)
-    if seen < length:
-        k, v = k[:, :, :seen], v[:, :, :seen]
-        mask = _seen_mask(mask, length, seen, causal=causal, device=q.device)
+    if key_tokens < length:
+        k, v = k[:, :, :key_tokens], v[:, :, :key_tokens]
+        mask = _key_mask(mask, length, key_tokens, causal=causal, device=q.device)
     attended = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
     )
@@ -188,11 +188,13 @@ def _window_mask(length: int, window: int | None, *, causal: bool, device: torch
     return (distance >= 0) & (distance < window) if causal else distance.abs() < window
 
 
-def _seen_mask(mask: Tensor | None, length: int, seen: int, *, causal: bool, device: torch.device) -> Tensor | None:
-    """Return a mask for attention to the first `seen` tokens only: [length, seen]. None: no mask is needed."""
+def _key_mask(
+    mask: Tensor | None, length: int, key_tokens: int, *, causal: bool, device: torch.device
+) -> Tensor | None:
+    """Return a mask for attention to the first `key_tokens` tokens: [length, key_tokens]. None: no mask is needed."""
     if mask is not None:
-        return mask[:, :seen]
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[:, :seen] if causal else None
+        return mask[:, :key_tokens]
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[:, :key_tokens] if causal else None
 
 
 AttentionInterface.register(PACKED, packed_attention)

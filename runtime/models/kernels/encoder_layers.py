@@ -36,8 +36,8 @@ class Group(NamedTuple):
     sequences: int
     tokens: int
     """Tokens of each sequence."""
-    seen: int
-    """Leading tokens that a sequence attends to: all, unless it ends in a query's expansion."""
+    key_tokens: int
+    """Leading tokens of each sequence that are attended to: all, unless it ends in a query's expansion."""
 
 
 class Layer(NamedTuple):
@@ -142,17 +142,17 @@ def attend(qkv: Tensor, groups: list[Group], layer: Layer, causal: bool) -> Tens
         end = start + group.sequences * group.tokens
         part = qkv[start:end]
         start = end
-        if group.tokens == 1 and group.seen == 1:
+        if group.tokens == 1 and group.key_tokens == 1:
             attended.append(part[:, 2 * width :])  # the softmax of one score is 1
             continue
         by_head = part.view(group.sequences, group.tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = by_head[0], by_head[1], by_head[2]
         mask: Tensor | None = None
-        if group.seen < group.tokens:
-            k, v = k[:, :, : group.seen], v[:, :, : group.seen]
+        if group.key_tokens < group.tokens:
+            k, v = k[:, :, : group.key_tokens], v[:, :, : group.key_tokens]
             if causal:
                 every = torch.ones([group.tokens, group.tokens], dtype=torch.bool)
-                mask = every.tril()[:, : group.seen]
+                mask = every.tril()[:, : group.key_tokens]
         one = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal and mask is None, scale=layer.scaling)
         attended.append(one.transpose(1, 2).reshape(-1, width))  # no copy: the kernel writes in that order
     return attended[0] if len(attended) == 1 else torch.cat(attended)

@@ -189,4 +189,4 @@ class PackedTransformer:
 
 def _attends_to_all(batch: PackedBatch) -> bool:
     """Tell whether tokens may attend to all of their sequence; masks of the layers themselves aside."""
-    return all(group.seen == group.tokens for group in batch.groups)
+    return all(group.key_tokens == group.tokens for group in batch.groups)
