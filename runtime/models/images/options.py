@@ -9,7 +9,7 @@ from typing import Final
 from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import WHITE, Colour
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size, check_aspect
+from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, ShortestEdge, Size, check_aspect
 from staged_pool.stages.errors import InvalidInput, InvalidSetting, TooLarge, shortened
 
 PARAM: Final = "mm_processor_kwargs"
@@ -23,7 +23,7 @@ _BUDGET: Final = ("do_resize", "max_num_patches")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ImageOptions:
     """Settings, background and processor arguments for one image."""
 
     settings: ImageSettings
@@ -49,7 +49,7 @@ class Choice:
         return size
 
 
-class Options:
+class OptionsReader:
     """Reads the image options of requests for one model.
 
     The names are those of transformers' image processors. Options that ask for more pixels or patches than the folder's
@@ -63,7 +63,7 @@ class Options:
     def __init__(self, settings: ImageSettings, max_pixels: int) -> None:
         self._settings = settings
         self._max_pixels = max_pixels
-        self._plain = Choice(settings, WHITE, {})
+        self._plain = ImageOptions(settings, WHITE, {})
         known: tuple[str, ...] = ()
         if settings.unknown is None:
             match settings.resize:
@@ -75,7 +75,7 @@ class Options:
                     known = _FIXED
         self.known = (*known, _BACKGROUND)
 
-    def read(self, options: Mapping[str, object]) -> Choice:
+    def read(self, options: Mapping[str, object]) -> ImageOptions:
         """Check the options of an image, and combine them with the folder's settings.
 
         Raises:
@@ -85,7 +85,7 @@ class Options:
             return self._plain
         for name in options:
             if name not in self.known:
-                raise _wrong(
+                raise _invalid_option(
                     f"The image option {shortened(name)!r} is not known: this model knows {', '.join(self.known)}."
                 )
         background = _colour(options[_BACKGROUND]) if _BACKGROUND in options else WHITE
@@ -98,41 +98,41 @@ class Options:
             settings, arguments = self._budget(resize, options)
         else:
             settings, arguments = self._fixed(options)
-        return Choice(settings, background, arguments)
+        return ImageOptions(settings, background, arguments)
 
-    def check(self, choice: Choice, size: Size) -> Size:
+    def check(self, options: ImageOptions, size: Size) -> Size:
         """Compute the size that an image is resized to, and check it.
 
         Args:
-            choice: The result of `read`.
+            options: The result of `read`.
             size: Height and width of the image.
 
         Raises:
             UnusableMedia: One edge is too long for the other.
             InvalidInput: The model does not take the image with these options.
         """
-        target = choice.target(size)
-        if choice.settings is self._settings:
+        target = options.target(size)
+        if options.settings is self._settings:
             return target
         if target[0] * target[1] > self._max_pixels:
             raise TooLarge(
                 f"The image options ask for {target[1]} x {target[0]} pixels: at most {self._max_pixels} are made.",
                 param=PARAM,
             )
-        settings = choice.settings
+        settings = options.settings
         if settings.patch_size is None:
             made, wanted = settings.crop or target, self._settings.shape
             if wanted is not None and made != wanted:
-                raise _unfit(
+                raise _unfit_image(
                     f"The image options give {made[1]} x {made[0]} pixels: the model takes {wanted[1]} x {wanted[0]}."
                 )
         elif settings.resize is None:
             block = settings.patch_size * settings.merge_size
             most = self._settings.max_patches or 0
             if target[0] % block or target[1] % block:
-                raise _unfit(f"Without do_resize the edges of an image must be multiples of {block} pixels.")
+                raise _unfit_image(f"Without do_resize the edges of an image must be multiples of {block} pixels.")
             if (target[0] // settings.patch_size) * (target[1] // settings.patch_size) > most:
-                raise _unfit(f"Without do_resize an image may have at most {most} patches.")
+                raise _unfit_image(f"Without do_resize an image may have at most {most} patches.")
         return target
 
     def _range(self, folder: PixelRange, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
@@ -160,27 +160,27 @@ class Options:
         folder = self._settings
         arguments: dict[str, object] = {}
         resize = folder.resize
-        assert resize is None or isinstance(resize, Edge | Box)
+        assert resize is None or isinstance(resize, ShortestEdge | FixedSize)
         if "size" in options:
             match _mapping(options, "size", ("shortest_edge", "height", "width")):
                 case {"shortest_edge": value, **rest} if not rest:
-                    resize = Edge(_whole(value, "size: shortest_edge", self._max_pixels))
+                    resize = ShortestEdge(_whole(value, "size: shortest_edge", self._max_pixels))
                 case {"height": tall, "width": wide, **rest} if not rest:
-                    resize = Box(
+                    resize = FixedSize(
                         _whole(tall, "size: height", self._max_pixels), _whole(wide, "size: width", self._max_pixels)
                     )
                 case _:
-                    raise _wrong("The image option size must have shortest_edge, or height and width.")
+                    raise _invalid_option("The image option size must have shortest_edge, or height and width.")
         if not _flag(options, "do_resize", resize is not None):
             resize = None
         match resize:
-            case Edge(shortest):
+            case ShortestEdge(shortest):
                 arguments |= {"do_resize": True, "size": {"shortest_edge": shortest}}
-            case Box(height, width):
+            case FixedSize(height, width):
                 arguments |= {"do_resize": True, "size": {"height": height, "width": width}}
             case None:
                 if _flag(options, "do_resize", False):
-                    raise _wrong("The image option do_resize needs size: the model has none of its own.")
+                    raise _invalid_option("The image option do_resize needs size: the model has none of its own.")
                 arguments["do_resize"] = False
         crop = self._crop(options)
         arguments["do_center_crop"] = crop is not None
@@ -197,15 +197,15 @@ class Options:
         if not _flag(options, "do_center_crop", self._settings.crop is not None):
             return None
         if crop is None:
-            raise _wrong("The image option do_center_crop needs crop_size: the model has none of its own.")
+            raise _invalid_option("The image option do_center_crop needs crop_size: the model has none of its own.")
         return crop
 
 
-def _wrong(message: str) -> InvalidSetting:
+def _invalid_option(message: str) -> InvalidSetting:
     return InvalidSetting(message, param=PARAM)
 
 
-def _unfit(message: str) -> InvalidInput:
+def _unfit_image(message: str) -> InvalidInput:
     """Return an error about one image: the same options may fit others."""
     return InvalidInput(message, param=PARAM)
 
@@ -213,20 +213,20 @@ def _unfit(message: str) -> InvalidInput:
 def _mapping(options: Mapping[str, object], name: str, keys: tuple[str, ...]) -> Mapping[str, object]:
     given = options.get(name, {})
     if not isinstance(given, Mapping) or not given.keys() <= set(keys):
-        raise _wrong(f"The image option {name} must be an object with no other fields than {', '.join(keys)}.")
+        raise _invalid_option(f"The image option {name} must be an object with no other fields than {', '.join(keys)}.")
     return given
 
 
 def _flag(options: Mapping[str, object], name: str, default: bool) -> bool:
     value = options.get(name, default)
     if not isinstance(value, bool):
-        raise _wrong(f"The image option {name} must be true or false.")
+        raise _invalid_option(f"The image option {name} must be true or false.")
     return value
 
 
 def _whole(value: object, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _wrong(f"The image option {name} must be a whole number from 1 to {most}.")
+        raise _invalid_option(f"The image option {name} must be a whole number from 1 to {most}.")
     return value
 
 
@@ -236,4 +236,4 @@ def _colour(value: object) -> Colour:
             not isinstance(part, bool) and 0 <= part <= 255 for part in (red, green, blue)
         ):
             return red, green, blue
-    raise _wrong(f"The image option {_BACKGROUND} must be three whole numbers from 0 to 255.")
+    raise _invalid_option(f"The image option {_BACKGROUND} must be three whole numbers from 0 to 255.")

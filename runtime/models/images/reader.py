@@ -19,7 +19,7 @@ from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
-from staged_pool.runtime.models.images.options import Choice, Options
+from staged_pool.runtime.models.images.options import ImageOptions, OptionsReader
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
@@ -63,7 +63,7 @@ class ImageReader:
         self._decodes = (memory or MemoryBudget(2**62)).decodes
         self._limits = Limits(config.max_image_bytes, config.max_image_pixels)
         self._draft = config.image_draft
-        self._options = Options(settings, config.max_image_pixels)
+        self._options = OptionsReader(settings, config.max_image_pixels)
         self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None
         self._custom_code: CustomCodeProcessor | None = None
         self._processor: Any = None
@@ -100,11 +100,11 @@ class ImageReader:
             InvalidInput: An option is invalid.
         """
         data = _content(image)
-        choice = self._options.read(image.options)
+        options = self._options.read(image.options)
         if self._cache is None:
-            return self._prepare(data, choice)
-        key = choice.key(data)
-        return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, choice))
+            return self._prepare(data, options)
+        key = options.key(data)
+        return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, options))
 
     def sample(self, encoded: bytes) -> Pixels:
         """Prepare an image for a check of the model, without the cache. Raises the errors of `read`."""
@@ -117,11 +117,11 @@ class ImageReader:
         Raises:
             InvalidInput: An error of `read`. The fast path does not find damage after the header.
         """
-        choice = self._options.read(image.options)
+        options = self._options.read(image.options)
         if self.reason is not None:
-            return self._prepare(_content(image), choice).patches  # without the cache: the scope is unknown
+            return self._prepare(_content(image), options).patches  # without the cache: the scope is unknown
         encoded = Encoded(_content(image), self._limits)
-        target, edge = self._options.check(choice, encoded.size), choice.settings.patch_size
+        target, edge = self._options.check(options, encoded.size), options.settings.patch_size
         return None if edge is None else (target[0] // edge) * (target[1] // edge)
 
     @property
@@ -140,13 +140,13 @@ class ImageReader:
 
     def memory(self, image: Image) -> int:
         """Estimate the peak memory of `read` in bytes, from the header. Raises the errors of `read`."""
-        choice = self._options.read(image.options)
-        encoded, _ = self._open(_content(image), choice)
-        return self._memory(encoded, choice)
+        options = self._options.read(image.options)
+        encoded, _ = self._open(_content(image), options)
+        return self._memory(encoded, options)
 
-    def _prepare(self, data: bytes, choice: Choice) -> Pixels:
-        encoded, target = self._open(data, choice)
-        needed, had = self._memory(encoded, choice), self._decodes.limit_bytes
+    def _prepare(self, data: bytes, options: ImageOptions) -> Pixels:
+        encoded, target = self._open(data, options)
+        needed, had = self._memory(encoded, options), self._decodes.limit_bytes
         if needed > had:
             raise TooLarge(
                 f"The image has {encoded.size[1]} x {encoded.size[0]} pixels, and reading it takes {needed // 10**6} "
@@ -154,38 +154,38 @@ class ImageReader:
             )
         with self._decodes.room(needed):
             if self._custom_code is not None:
-                return self._custom_code.read(data, choice.background)
-            image = encoded.load(choice.background)
-            target = target or self._options.check(choice, image.size)
+                return self._custom_code.read(data, options.background)
+            image = encoded.load(options.background)
+            target = target or self._options.check(options, image.size)
             if self.reason is None:
-                return read_fast(image, target, choice.settings)
-            return read_exact(image.whole(), self._processor, self.settings, choice.arguments)
+                return read_fast(image, target, options.settings)
+            return read_exact(image.whole(), self._processor, self.settings, options.arguments)
 
-    def _open(self, data: bytes, choice: Choice) -> tuple[Encoded, Size | None]:
+    def _open(self, data: bytes, options: ImageOptions) -> tuple[Encoded, Size | None]:
         """Read the header, and make all checks that need no pixels.
 
         Returns:
             The encoded image, and the size to resize it to, if its decoder skips detail; else None.
         """
         encoded = Encoded(data, self._limits)
-        choice.target(encoded.size)  # rejects extreme aspect ratios before decoding
+        options.target(encoded.size)  # rejects extreme aspect ratios before decoding
         if self._draft and self.path == "fast":
-            target = self._options.check(choice, encoded.size)
+            target = self._options.check(options, encoded.size)
             if all(2 * wanted <= had for wanted, had in zip(target, encoded.size, strict=True)):
                 encoded.shrink(target)
                 return encoded, target
         return encoded, None
 
-    def _memory(self, encoded: Encoded, choice: Choice) -> int:
+    def _memory(self, encoded: Encoded, options: ImageOptions) -> int:
         beside = fast_memory if self.reason is None else exact_memory
         ways = [encoded.size, encoded.size[::-1]]  # the orientation may be known only after decoding
-        return encoded.memory + max(beside(size, self._made(choice, size)) for size in ways)
+        return encoded.memory + max(beside(size, self._made(options, size)) for size in ways)
 
-    def _made(self, choice: Choice, size: Size) -> Size:
+    def _made(self, options: ImageOptions, size: Size) -> Size:
         """Return the size after resizing. If it is unknown: the image's own, up to a limit."""
-        if choice.settings.unknown is not None:
+        if options.settings.unknown is not None:
             return min(size, _MOST_MADE, key=math.prod)
-        return choice.target(size)
+        return options.target(size)
 
     def _check_processor(self) -> None:
         """Reject a processor that fails on an ordinary image."""
@@ -203,11 +203,11 @@ class ImageReader:
         with threads_kept():  # the fast path sets one thread for the calling thread, too
             return self._disagreement(self._options.read({}))
 
-    def _disagreement(self, choice: Choice) -> str | None:
+    def _disagreement(self, options: ImageOptions) -> str | None:
         for size in _TRIED:
             image = _pattern(size)
             exact = read_exact(image, self._processor, self.settings, {})
-            fast = read_fast(image, choice.target(size), self.settings)
+            fast = read_fast(image, options.target(size), self.settings)
             if (wrong := _difference(fast, exact, self.scale)) is not None:
                 return f"it gives another result for {size[1]} x {size[0]} pixels: {wrong}"
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from staged_pool.runtime.models.images.scale import Scale
-from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Resize, Size
+from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, Resize, ShortestEdge, Size
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
@@ -73,7 +73,7 @@ class ImageSettings:
             return None
         if self.crop is not None:
             return self.crop
-        return (self.resize.height, self.resize.width) if isinstance(self.resize, Box) else None
+        return (self.resize.height, self.resize.width) if isinstance(self.resize, FixedSize) else None
 
 
 def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -187,9 +187,9 @@ def _fixed(folder: Path, processor: Any, name: str) -> ImageSettings:
         given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
         match given:
             case {"height": int(height), "width": int(width)} if len(given) == 2 and min(height, width) > 0:
-                resize = Box(height, width)
+                resize = FixedSize(height, width)
             case {"shortest_edge": int(shortest)} if len(given) == 1 and shortest > 0:
-                resize = Edge(shortest)
+                resize = ShortestEdge(shortest)
             case _:
                 unknown.append(f"size has {', '.join(sorted(given)) or 'nothing'}")
     crop = None

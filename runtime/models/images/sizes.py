@@ -21,7 +21,7 @@ many thousand times as large."""
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ShortestEdge:
     """Resizes the shorter edge to a number of pixels, and keeps the aspect ratio."""
 
     shortest: int
@@ -34,7 +34,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class FixedSize:
     """Resizes to a fixed height and width."""
 
     height: int
@@ -102,7 +102,7 @@ class PatchBudget:
         return tall, wide
 
 
-Resize: TypeAlias = Edge | Box | PixelRange | PatchBudget
+Resize: TypeAlias = ShortestEdge | FixedSize | PixelRange | PatchBudget
 
 
 def check_aspect(size: Size) -> None:

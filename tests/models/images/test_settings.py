@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from staged_pool.runtime.models.images.settings import read_image_settings
-from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange
+from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, ShortestEdge
 from staged_pool.stages.errors import ConfigError
 from tests.models.images.drawing import ALONE, Folder, reader, save_settings
 from tests.needed import is_older
@@ -27,12 +27,12 @@ def rejection(folder: Path) -> str:
 
 def test_settings_of_the_families_are_read(family_folder: Folder) -> None:
     clip = read_image_settings(family_folder("clip"))
-    assert (clip.processor, clip.resize, clip.crop) == ("CLIPImageProcessorPil", Edge(224), (224, 224))
+    assert (clip.processor, clip.resize, clip.crop) == ("CLIPImageProcessorPil", ShortestEdge(224), (224, 224))
     assert (clip.resample, clip.shape, clip.patch_size) == ("bicubic", (224, 224), None)
     assert clip.scale.factor == pytest.approx([1 / 255 / std for std in (0.26862954, 0.26130258, 0.27577711)])
     assert clip.scale.bias[0] == pytest.approx(-0.48145466 / 0.26862954)
     vit = read_image_settings(family_folder("vit"))
-    assert (vit.resize, vit.resample, vit.shape) == (Box(48, 32), "bilinear", (48, 32))
+    assert (vit.resize, vit.resample, vit.shape) == (FixedSize(48, 32), "bilinear", (48, 32))
     qwen = read_image_settings(family_folder("qwen2-vl"))
     assert qwen.resize == PixelRange(28, 4 * 784, 300 * 784)
     assert (qwen.patch_size, qwen.merge_size, qwen.temporal_patch_size) == (14, 2, 2)
@@ -54,7 +54,7 @@ def test_settings_of_the_families_are_read(family_folder: Folder) -> None:
 )
 def test_older_ways_of_saying_it_are_understood(settings: dict[str, Any], tmp_path: Path) -> None:
     read = read_image_settings(save_settings(tmp_path, **settings))
-    assert (read.resize, read.shape) == (Edge(336), (336, 336))
+    assert (read.resize, read.shape) == (ShortestEdge(336), (336, 336))
     assert reader(tmp_path).path == "fast"
 
 

@@ -17,7 +17,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_s
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
-from staged_pool.runtime.models.images.sizes import MAX_ASPECT, Edge, PatchBudget, PixelRange, Size
+from staged_pool.runtime.models.images.sizes import MAX_ASPECT, PatchBudget, PixelRange, ShortestEdge, Size
 from staged_pool.stages.errors import UnusableMedia
 
 edges = st.integers(1, 5000)
@@ -33,7 +33,7 @@ def test_the_shorter_edge_is_that_of_transformers(height: int, width: int, short
         default_to_square=False,
         input_data_format=ChannelDimension.FIRST,
     )
-    assert Edge(shortest).of((height, width)) == wanted
+    assert ShortestEdge(shortest).of((height, width)) == wanted
 
 
 @settings(deadline=None)
