@@ -22,7 +22,8 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput

@@ -1,1 +1,1 @@
-"""The engine: it opens models and devices, builds the pipeline, and takes requests."""
+"""The engine: it loads models, builds the pipeline and takes requests."""

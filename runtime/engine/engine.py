@@ -1,73 +1,54 @@
-"""The engine: a door in front of the pipeline, and the life of both from loading to the drain."""
+"""The engine: it takes requests of any task, and answers each exactly once."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskStatus
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
 from staged_pool.runtime.admission.controller import Admission
-from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.host_loop import HostLoop
-from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts, lane_service_time
-from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS, Pipeline
-from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
-from staged_pool.runtime.memory.answers import AnswerMemory, expected_numbers
-from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.requests import Chat, EmbedRequest, TokenClassifyRequest, content_bytes
+from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
+from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.engine.pipeline import Pipeline
+from staged_pool.runtime.engine.request_planner import RequestPlanner
+from staged_pool.runtime.engine.requests_inside import RequestsInside, wait_for_scope
+from staged_pool.runtime.engine.token_api import TokenApi
+from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.model import Lane, Model, ModelCard
 from staged_pool.runtime.statistics import EngineStatistics, Phase
-from staged_pool.runtime.tasks.plan import plan as plan_request
-from staged_pool.stages.errors import (
-    Abandoned,
-    DeadlineExceeded,
-    EngineStopped,
-    InvalidInput,
-    NoInputs,
-    Overloaded,
-    ScopeEnds,
-    StagedPoolError,
-    TooLarge,
-    UnknownModel,
-    detached,
-    shortened,
-)
-from staged_pool.stages.exception_groups import first_error, single_errors
-from staged_pool.stages.log import get_logger
-from staged_pool.stages.offload import Abandonable, Offload, ThreadOffload
+from staged_pool.stages.errors import DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
+from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.timeline import Timeline
-from staged_pool.stages.work import Plan, Request
+from staged_pool.stages.work import Request
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-log = get_logger("staged_pool.engine")
-
 _SUBJECT: Final = "The engine"
-"""The name of this class in errors of `HostLoop.check`."""
+"""Subject of the errors of `HostLoop.check`."""
 
 
-class Engine(EngineApi):
+class Engine(EngineApi, TokenApi):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
-    All methods belong to the event loop that runs the engine; awaited in another one, they raise `RuntimeError`.
+    All methods belong to the event loop that runs the engine. Awaited in another one, they raise `RuntimeError`.
     """
 
     def __init__(
@@ -91,10 +72,9 @@ class Engine(EngineApi):
             "image": lanes["image"].preprocess if "image" in lanes else tokenize,
         }
         self._offload = offload
-        self._offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
-        self._hangs = anyio.CancelScope(shield=True)
-        """Scope of the wait for calls that do not end, once the engine stops."""
         self._clock = options.clock
+        self.memory = memory
+        """The memory governor of this process."""
         batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
         self._admission = Admission(
             config,
@@ -103,20 +83,11 @@ class Engine(EngineApi):
             options.clock,
             math.inf if config.split_long_inputs else model.card.max_tokens,
         )
-        self._scopes_of_sharing = SharingScopes(between_tenants=config.share_between_tenants)
-        self._cancelled: Counter[str] = Counter()
-        self._expired: Counter[str] = Counter()
-        self._tickets: dict[Ticket, Reservation] = {}
-        self._scopes: dict[object, anyio.CancelScope] = {}
-        """Scopes of callers who wait for room in front of parse, have a deadline, or wait for a preprocess thread."""
-        self._empty = anyio.Event()
-        self._broken = anyio.Event()
-        self._phase = Phase.READY
-        self._fault: str | None = None
+        self._planner = RequestPlanner(config, model.card, self._admission)
         self._pipeline = Pipeline(
             config,
             model,
-            accept=self._accept,
+            accept=self._planner.plan,
             lanes=lanes,
             completer=ImageCompleter(
                 fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=memory.budget.bodies
@@ -124,11 +95,12 @@ class Engine(EngineApi):
             offload=offload,
             shared_cores=shared_cores,
             options=options,
-            gave_up=self._break,
         )
-        self.memory = memory
-        """The governor of this process."""
+        self._planner.obstruction = self._pipeline.obstruction
         self._admission.in_flight.room_freed = lambda lane: self._pipeline.feeds[lane].grant()
+        self._requests = RequestsInside(self._pipeline, self._admission)
+        offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
+        self._life = Lifecycle(config, self._pipeline, self._requests, offloads, memory)
 
     @property
     def card(self) -> ModelCard:
@@ -137,23 +109,23 @@ class Engine(EngineApi):
 
     @property
     def config(self) -> EngineConfig:
-        """The settings that it runs with."""
+        """Settings of the engine."""
         return self._config
 
     @property
     def phase(self) -> Phase:
-        return self._phase
+        """Phase of the engine's life."""
+        return self._life.phase
 
     @property
     def fault(self) -> str | None:
-        """Reason for taking no requests, for now or for ever (see `wait_broken`); None while it takes them."""
-        return self._fault or self._pipeline.obstruction()
+        """Reason for taking no requests, for now or for ever (see `wait_broken`); None if there is none."""
+        return self._life.fault
 
     async def wait_broken(self) -> str:
-        """Wait until the engine can serve no more; returns the reason."""
+        """Wait until the engine can serve no more. Returns the reason."""
         self._host.check(_SUBJECT)
-        await self._broken.wait()
-        return self._fault or ""
+        return await self._life.wait_broken()
 
     async def submit(
         self,
@@ -171,101 +143,59 @@ class Engine(EngineApi):
     ) -> R:
         """Take one request through the four stages and return its answer.
 
-        The request is admitted or rejected before anything else happens. Cancellation abandons it: its room is free at
-        once, no stage begins further work on it, and what a stage has begun is dropped when it ends. Of the deadline
-        of the caller's own scope the engine only takes notice: work that cannot be done by then is dropped, and the
-        scope does the cancelling.
+        The request is first admitted or rejected. If cancelled, it is abandoned: its room is free at once, and no stage
+        begins further work on it. Work that cannot be done within the caller's own scope is dropped early.
 
         Args:
-            decode: Makes the request out of what the caller holds; run in parse, off the event loop if large. It is
-                run again if the caller moves the deadline of its scope after work was dropped for it.
-            encode: Makes the answer out of the result of the request's task; run in postprocess, off the event loop
-                if large.
-            body_bytes: Size of what `decode` reads.
-            timeout_s: Seconds from now after which the answer is of no use.
+            decode: Makes the request, in parse; in a thread if it is large. Runs again if work was dropped too early.
+            encode: Makes the answer from the result, in postprocess; in a thread if it is large.
+            body_bytes: Size of the bytes that `decode` reads.
+            timeout_s: Time limit of the request, in seconds from now.
             timeline: Filled in with the times of each stage.
-            priority: How it stands to other requests that want the device; see `Priority`.
-            tenant: Whose it is. Tenants share the device fairly, however many requests each has, and the requests of a
-                tenant share what it gets. None is a tenant, too.
-            images: Images that the bytes of the request show, by which it is judged before it is decoded. None: not
-                known.
-            stream: For `stream`, below. Its rows are given once, so no deadline of a scope drops its work early.
-            answer: Account of the memory of the answer, which its owner gives back. None: it counts until this returns.
+            priority: Urgency of the request.
+            tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
+            images: Number of images in the bytes of the request, for admission. None: unknown.
+            stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
+            answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
 
         Raises:
-            Overloaded: Rejected at the door; nothing was done.
+            Overloaded: Rejected at the door; no work was done.
             EngineStopped: The engine drains, is stopped or is broken.
-            DeadlineExceeded: `timeout_s` passed, or it could not be met.
-            StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
+            DeadlineExceeded: `timeout_s` passed, or cannot be met.
+            StagedPoolError: Any other error of `decode`, the model or `encode`.
         """
         self._host.check(_SUBJECT)
         arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
         own = AnswerMemory(self.memory.budget.answers, tenant) if answer is None else None
-        while True:
+        while timeout_s > 0:
             scope_ends_at = anyio.current_effective_deadline()
             left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
             if left_s > 0:
-                room, now, deadline = self._enter(body_bytes, timeout_s, RequestClass(priority, tenant), images)
-                room.answer = answer or own
+                reservation, now = self._enter(body_bytes, timeout_s, RequestClass(priority, tenant), images)
+                reservation.answer = answer or own
                 ticket = Ticket(
                     decode,
                     encode,
-                    room,
-                    deadline=deadline,
+                    reservation,
+                    deadline=now + timeout_s,
                     scope_ends_at=now + left_s if stream is None else math.inf,
                     timeline=timeline,
                     priority=priority,
                     tenant=tenant,
                     stream=stream,
                 )
+                arrival = Arrival(ticket, body_bytes, now)
                 try:
-                    return cast(R, await self._answer(ticket, room, Arrival(ticket, body_bytes, now), timeout_s))
+                    return cast(R, await self._requests.follow(arrival, reservation, timeout_s))
                 except ScopeEnds:
-                    pass
+                    pass  # the caller's scope ends now, or its deadline has moved
                 finally:
                     if own is not None:
                         own.give_back()
-            await _scope_moved(scope_ends_at)
+            await wait_for_scope(scope_ends_at)
             timeout_s = late_at - self._clock()
-            if timeout_s <= 0:
-                raise DeadlineExceeded("The time limit of the request passed.", stage="door")
-
-    async def _answer(self, ticket: Ticket, room: Reservation, arrival: Arrival, timeout_s: float) -> object:
-        """See a request through that has been let in. However that ends, its room is given back.
-
-        Raises:
-            ScopeEnds: Its work was dropped, as the caller's scope ends too soon.
-        """
-        self._tickets[ticket] = room
-        try:
-            if timeout_s == math.inf and self._pipeline.enter_nowait(arrival):
-                await ticket.wait_settled()  # the ticket wakes it, whatever happens: it takes no scope to do that
-            else:
-                with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
-                    await self._pipeline.enter(arrival)
-                    await ticket.wait_settled()
-                if not ticket.settled:
-                    late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
-                    ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
-            return await ticket.wait()
-        finally:
-            # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
-            if ticket.fail(Abandoned("the caller left")):
-                self._cancelled[ticket.stage] += 1
-            elif isinstance(ticket.error, DeadlineExceeded | ScopeEnds):
-                self._expired[ticket.error.stage] += 1
-            del self._tickets[ticket]
-            self._scopes.pop(ticket, None)
-            answered = ticket.error is None
-            self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
-            self._left()
-            ticket.release()
-
-    def _left(self) -> None:
-        """Somebody has left the engine: it may be the last one."""
-        if not (self._tickets or self._scopes):
-            self._empty.set()
+        raise DeadlineExceeded("The time limit of the request passed.", stage="door")
 
     async def stream(
         self,
@@ -281,22 +211,22 @@ class Engine(EngineApi):
         images: int | None = None,
         answer: AnswerMemory | None = None,
     ) -> int:
-        """Submit a request, and hand over results as they are done, in any order. Returns its tokens.
+        """Submit a request, and give its results as they are done, in any order. Returns its tokens.
 
-        No stage waits for `give`, and neither does a drain: once the last row is there the request has left the
-        engine, however much of it is still to be given. An error comes after the call of `give` that runs.
+        Neither a stage nor a drain waits for `give`: with its last row the request has left the engine, even if results
+        are still to be given. An error is raised after the running call of `give`.
 
         Args:
             decode: See `submit`.
-            write: Makes what is given out of places in the request's result, and a result of these alone; in a thread.
-            give: Takes it; one call at a time.
+            write: Makes an output from indices in the request's result, and a result of these alone. Runs in a thread.
+            give: Takes each output, one call at a time.
             body_bytes: See `submit`.
-            timeout_s: The last row is of no use after so many seconds.
+            timeout_s: Time limit for the last row, in seconds from now.
             timeline: See `submit`.
             priority: See `submit`.
             tenant: See `submit`.
             images: See `submit`.
-            answer: See `submit`. None: it counts until everything is given.
+            answer: See `submit`. None: it counts until all results are given.
 
         Raises:
             StagedPoolError: As for `submit`.
@@ -310,7 +240,7 @@ class Engine(EngineApi):
                 try:
                     tokens = await self.submit(
                         decode,
-                        _itself,
+                        lambda tokens: tokens,
                         body_bytes=body_bytes,
                         timeout_s=timeout_s,
                         timeline=timeline,
@@ -321,17 +251,25 @@ class Engine(EngineApi):
                         answer=answer or own,
                     )
                 except StagedPoolError as error:
-                    failure = detached(error)  # its traceback leads here, and to the body
+                    failure = detached(error)  # its traceback would keep the body alive
                 rows.close(keep=failure is None)
         if failure is not None:
             raise detached(failure)
         return tokens
 
+    def _enter(
+        self, body_bytes: int, timeout_s: float, of: RequestClass, images: int | None = None
+    ) -> tuple[Reservation, float]:
+        """Admit a request or reject it. Returns its reservation and the time of its arrival."""
+        self._life.check_open()
+        now = self._clock()
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, of=of, images=images), now
+
     @property
     def expects_rejections(self) -> bool:
-        """True where a request was rejected just now, and more are likely to be.
+        """True if a request was rejected just now, and more are likely to be.
 
-        Ask `overload` before a request is read then: a rejection becomes cheap, and what is admitted dearer.
+        Ask `overload` before a request is read then: this makes rejections cheap, and admitted requests dearer.
         """
         return self._admission.expects_rejections()
 
@@ -343,7 +281,7 @@ class Engine(EngineApi):
         tenant: Hashable = None,
         images: int | None = None,
     ) -> Overloaded | None:
-        """The error for a request of so many bytes, which counts as rejected; None if it would be admitted now.
+        """Return the error of a request that is rejected now, and count it; else None.
 
         Args:
             body_bytes: Size of the body.
@@ -354,126 +292,32 @@ class Engine(EngineApi):
         return self._admission.overload(body_bytes, RequestClass(priority, tenant), images)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for a model that is not served here. None and "" mean whichever is.
+        """See `RequestPlanner.check_model`."""
+        self._planner.check_model(name)
 
-        Raises:
-            UnknownModel: It is another one.
-        """
-        if name and name != self._model.card.name:
-            served = self._model.card.name
-            raise UnknownModel(f"The model `{shortened(name)}` does not exist. Served: {served}", param="model")
-
-    async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
-        """The token ids of a text or a conversation, and what each stands for; an image token is there as often as its
-        image has vectors. Runs under the preprocess limit of its lane.
-
-        Raises:
-            InvalidInput: It cannot be tokenized, or holds the URL of an image: nothing is fetched for this.
-            Unsupported: The model makes no tokens of texts, or of images.
-            Overloaded, EngineStopped: As for `submit`.
-        """
-        tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-        images = source.images if isinstance(source, Chat) else ()
-        if any(isinstance(image.source, str) for image in images):
-            message = "Images are not fetched to count their tokens. Send the file itself, as a data URL."
-            raise InvalidInput(message, param="messages")
-        _check_images(len(images), self._config.max_request_items)
-        return await self._preprocess(tokenize, source, content_bytes(source), "image" if images else "text")
-
-    async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids, special tokens included unless they are skipped. Runs under the preprocess limit.
-
-        Raises:
-            InvalidInput: An id is not in the model's vocabulary.
-            TooLarge: There are more ids than preprocess and the device hold at most, or the model reads.
-            Overloaded, EngineStopped: As for `submit`.
-        """
-        if len(ids) > (most := max(self._config.waiting_tokens, self._model.card.max_tokens)):
-            message = f"There are {len(ids)} token ids; at most {most} become one text."
-            raise TooLarge(message, param="tokens")
-        detokenize = partial(self._detokenize, skip_special_tokens=skip_special_tokens)
-        return await self._preprocess(detokenize, ids, len(ids), "text")
-
-    def _detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        for token in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= token < self._model.card.vocabulary:
-                raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
-        return self._model.detokenize(ids, skip_special_tokens=skip_special_tokens)
-
-    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
-        """Run what is no request of a task in a thread of preprocess; the door is the same, and so is the drain."""
+    async def _run_preprocess(self, call: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
+        """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""
         self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        room, _, _ = self._enter(body_bytes, math.inf, DEFAULT_CLASS)
-        try:
-            with anyio.CancelScope() as self._scopes[room]:
-                return await self._preprocess_offloads[lane](function, argument)
-            raise EngineStopped("The engine was stopped before this request was done.")
-        finally:
-            del self._scopes[room]
-            self._admission.leave(room)
-            self._left()
-
-    def _enter(
-        self, body_bytes: int, timeout_s: float, of: RequestClass, images: int | None = None
-    ) -> tuple[Reservation, float, float]:
-        """Let a request in, or reject it; returns its room, the time now, and its deadline."""
-        if self._phase is not Phase.READY or self.fault:
-            raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
-        if self.memory.pressure >= Pressure.REJECT:
-            raise self.memory.rejection()
-        now = self._clock()
-        room = self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, of=of, images=images)
-        return room, now, now + timeout_s
-
-    def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
-        """What parse asks of a decoded request: how this model does it, within this server's limits."""
-        card = self._model.card
-        self.check_model(request.model)
-        plan = plan_request(request, card)
-        if not plan.inputs:
-            raise NoInputs("The request has no inputs; at least one is needed.", param="input")
-        lanes: Mapping[Lane, int] = (
-            {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
-        )
-        if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
-            raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
-        if "image" in lanes:
-            _check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
-        if (room := self._tickets.get(ticket)) is not None:
-            self._admission.count_items(room, lanes)
-            if room.answer is not None:
-                is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)
-                room.answer.expect(expected_numbers(plan.inputs, room.tokens, card), in_answer=is_answer)
-        ticket.sharing_scope = scope = self._scopes_of_sharing.scope(ticket.tenant, request.cache_salt)
-        if scope is None or "image" not in lanes or not self._config.image_cache_mb:
-            return plan
-        return replace(plan, inputs=[replace(given, sharing_scope=scope) for given in plan.inputs])
+        reservation, _ = self._enter(body_bytes, math.inf, DEFAULT_CLASS)
+        return await self._requests.run_call(reservation, self._preprocess_offloads[lane], call, argument)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close the door at once, and wait until everything inside has its outcome.
+        """Close the door at once, and wait until no request is inside.
 
-        What has none after `timeout_s` seconds fails with `EngineStopped`.
+        After `timeout_s` seconds the requests that are still inside fail with `EngineStopped`.
         """
         self._host.check(_SUBJECT)
-        if self._phase is Phase.READY:
-            self._phase = Phase.DRAINING
-            log.info("engine.draining", requests=len(self._tickets))
-        with anyio.move_on_after(timeout_s):
-            while self._tickets or self._scopes:
-                if self._empty.is_set():  # never replaced while somebody waits: there may be several drains
-                    self._empty = anyio.Event()
-                await self._empty.wait()
-        self._fail_all("The engine was stopped before this request was done.")
+        await self._life.drain(timeout_s)
 
     def statistics(self) -> EngineStatistics:
-        """Everything at this moment. Touches no stage, so it answers however busy they are."""
+        """Return a snapshot of the engine. It waits for no stage, however busy they are."""
         return EngineStatistics(
-            phase=self._phase,
+            phase=self.phase,
             fault=self.fault,
             admission=self._admission.statistics(),
-            cancelled=dict(self._cancelled),
-            expired=dict(self._expired),
+            cancelled=dict(self._requests.cancelled),
+            expired=dict(self._requests.expired),
             overdue_preprocess_calls=self._pipeline.overdue_calls(),
             stages=self._pipeline.stage_statistics(),
             priorities={
@@ -486,152 +330,15 @@ class Engine(EngineApi):
         )
 
     def clear_image_cache(self) -> None:
-        """Forget the prepared images that are kept. Those in work go to their requests, and are not kept either."""
+        """Drop the cached images. Images in preprocess go to their requests, and are not cached."""
         self._model.clear_image_cache()
 
     def clear_result_cache(self) -> None:
-        """Forget the rows that are kept. Those in work go to their requests, and are kept again."""
-        if self._pipeline.results is not None:
-            self._pipeline.results.clear()
-
-    def _save_memory(self, pressure: Pressure) -> None:
-        """Take less memory while the process comes near its limit."""
-        self._pipeline.save_memory(pressure >= Pressure.SMALLER_BATCHES)
-        if pressure >= Pressure.SMALLER_BATCHES:
-            self.clear_image_cache()
-            self.clear_result_cache()
+        """Drop the cached rows. Rows under way go to their requests, and are cached again."""
+        self._pipeline.clear_result_cache()
 
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[Engine]:
-        leave = self.memory.listen(self._save_memory, lambda: bool(self._tickets or self._scopes))
-        async with anyio.create_task_group() as owner:
-            try:
-                await owner.start(self._run_pipeline)
-                yield self
-                await self.drain(self._config.drain_timeout_s)
-            except BaseException:
-                owner.cancel_scope.cancel()
-                raise
-            finally:
-                self._phase = Phase.STOPPED
-                self._pipeline.close()
-                self._fail_all("The engine is stopped.")
-                leave()
-                owner.start_soon(self._leave_hanging_calls)
-
-    async def _run_pipeline(self, *, task_status: TaskStatus[None]) -> None:
-        try:
-            await self._pipeline.run(task_status=task_status)
-        except* anyio.BrokenResourceError:
-            pass  # from a stage whose neighbour has ended: that one has said why, or everything is being cancelled
-        except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host
-            self._break(group)
-        finally:
-            self._phase = Phase.STOPPED
-            self._fail_all("The engine is stopped.")  # a host that is cancelled may take its time to leave the block
-            self._hangs.cancel()
-
-    async def _leave_hanging_calls(self) -> None:
-        """Let the host go where a thread hangs: only its process can end that."""
-        with self._hangs:
-            await anyio.sleep(self._config.preprocess_alarm_s)
-            log.error("engine.left_hanging_calls", calls=self._pipeline.overdue_calls())
-            for offload in self._offloads:
-                if isinstance(offload, Abandonable):
-                    offload.abandon()
-
-    def _break(self, error: Exception) -> None:
-        """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
-        if self._phase is Phase.STOPPED:  # broken already; or stopped, which breaks channels under those who send
-            return
-        self._fault = fault = str(first_error(error))
-        self._phase = Phase.STOPPED
-        log.error("engine.broken", fault=fault, requests=len(self._tickets))
-        self._fail_all(f"The engine is broken: {fault}.")
-        self._broken.set()
-
-    def _fail_all(self, message: str) -> None:
-        for ticket in list(self._tickets):
-            ticket.fail(EngineStopped(message))
-        for scope in list(self._scopes.values()):
-            scope.cancel()  # its caller may still wait for room in front of parse, or for a thread
-
-
-async def _scope_moved(ends_at: float) -> None:
-    """Wait for the caller's scope, which ends at `ends_at`, to cancel it; return if its deadline has been moved on.
-
-    A loop that is late passes the deadline before the scope cancels anything: that takes some turns more.
-    """
-    # No event tells of a scope that has moved its deadline.
-    while (deadline := anyio.current_effective_deadline()) <= ends_at:  # noqa: ASYNC110
-        await anyio.sleep_until(deadline)
-
-
-def _check_images(images: int, limit: int) -> None:
-    # Items are inputs, and a conversation is one: a short body of it could have thousands of images fetched.
-    if images > limit:
-        raise TooLarge(f"The request has {images} images; at most {limit} are accepted.", param="input")
-
-
-def _itself(tokens: int) -> int:
-    return tokens
-
-
-@asynccontextmanager
-async def run_engine(
-    config: EngineConfig,
-    model: Model,
-    *,
-    device: Offload,
-    image_device: Offload | None = None,
-    preprocess: Offload | None = None,
-    image_preprocess: Offload | None = None,
-    offload: Offload | None = None,
-    fetch: Fetch = reject_fetch,
-    shared_cores: int | None = None,
-    options: StageOptions | None = None,
-    memory: MemoryGovernor | None = None,
-) -> AsyncIterator[Engine]:
-    """Run an engine on a model that is loaded already.
-
-    Args:
-        config: Its settings; those about loading are not looked at.
-        model: See `Model`.
-        device: Runs forwards, `model.card.forward_calls` at once.
-        image_device: Runs those of images, as many. None: `device` does, and must then run as many of both at once.
-        preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
-        image_preprocess: Runs that of images. None: threads, `config.image_preprocess_threads` of them.
-        offload: Runs the decoding of large requests and the making of large answers. None: threads.
-        fetch: Gets images that are given as URLs. By default these are refused.
-        shared_cores: CoreLimiter that forwards and preprocess share. None: forwards compute on a device of their own.
-        options: How often a stage's workers may crash, their clock, and the class of their channels.
-        memory: The governor of this process, which somebody watches by. None: memory has no limit.
-
-    At the end of the block the engine drains; if the block raised or was cancelled, it stops.
-    """
-    tokenize = preprocess or ThreadOffload(config.preprocess_limit)
-    offloads: dict[Lane, tuple[Offload, Offload]] = {
-        "text": (device, tokenize),
-        "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_threads)),
-    }
-    engine = Engine(
-        config,
-        model,
-        lanes={
-            lane: LaneParts(
-                device=offloads[lane][0],
-                preprocess=offloads[lane][1],
-                service_time=lane_service_time(lane, config, model.card),
-            )
-            for lane in model.card.lanes
-        },
-        tokenize=tokenize,
-        offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
-        fetch=fetch,
-        shared_cores=shared_cores,
-        options=options or StageOptions(),
-        memory=memory or MemoryGovernor(UNLIMITED_BYTES),
-    )
-    with single_errors():
-        async with engine._running():
-            yield engine
+    async def running(self) -> AsyncIterator[Engine]:
+        """Run the engine for a block; see `run_engine`."""
+        async with self._life.running():
+            yield self

@@ -1,4 +1,4 @@
-"""The Python face of an engine: one method a task, on top of `submit`."""
+"""The Python API of an engine: one method for each task, on top of `submit`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,26 @@ R = TypeVar("R")
 
 
 class EngineApi(ABC):
-    """What an engine can be asked for.
+    """One method for each task of an engine.
 
-    Every method raises `InvalidInput` for what is wrong with its arguments (with the index of the input, where it is
-    one), `Unsupported` where the model cannot do the task, and whatever `submit` raises. `timeout_s` bounds the time to
-    the result, in seconds, and raises `DeadlineExceeded`; a deadline of the host's own scope cancels, as it does
-    everywhere, and raises nothing of the engine's. `max_tokens` cuts longer inputs to so many tokens,
-    `MODEL_MAX` to what the model takes; None refuses an input that is too long. `priority` is `interactive` or `bulk`:
-    bulk work gets what interactive work leaves of the device, and an eighth of it at least. `tenant` says for whom a
-    host asks, by any hashable value: tenants share the device fairly, however many requests each has. Results and
-    prepared images are shared only among requests of one tenant (those that are kept: of all tenants, with
-    `share_between_tenants`) and of one `cache_salt`, a text of 1 to 1024 characters; None is shared with None.
+    These parameters are the same in every method:
+
+    - `max_tokens`: Cut longer inputs to so many tokens; `MODEL_MAX`: to the model's limit. None: reject inputs that are
+      too long.
+    - `timeout_s`: Time limit for the result, in seconds. A deadline of the host's own scope cancels the call as usual,
+      and raises no error of the engine.
+    - `priority`: `interactive` or `bulk`. Bulk work gets the rest of the device, and at least an eighth of it.
+    - `tenant`: Owner of the request, any hashable value. Tenants share the device fairly, however many requests each
+      has.
+    - `cache_salt`: A text of 1 to 1024 characters. Only requests of one tenant and one salt share rows and prepared
+      images. None is a salt, too. With `share_between_tenants`, cached ones are shared between tenants.
+
+    Every method raises these errors:
+
+    - `InvalidInput`: An argument is wrong. If it is an input, the error has its index.
+    - `Unsupported`: The model cannot do the task.
+    - `DeadlineExceeded`: `timeout_s` passed, or cannot be met.
+    - The other errors of `submit`.
     """
 
     @abstractmethod
@@ -57,7 +66,7 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         stream: RowStream | None = None,
     ) -> R:
-        """Take one request through the four stages and return its answer."""
+        """Take one request through the four stages and return its answer; see `Engine.submit`."""
 
     async def embed(
         self,
@@ -74,17 +83,17 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> EmbedResult:
-        """Vectors of each input.
+        """Embed each input.
 
         Args:
-            inputs: Texts, the token ids of texts, images, or conversations, which may show some.
-            outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights` that the model has; all come from one
-                forward.
-            dimensions: Keep the first so many values of each dense vector, normalised again; only for models that
-                were trained for it.
+            inputs: Texts, the token ids of texts, images, or conversations, which may hold images.
+            outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights` that the model has. One forward gives
+                all of them.
+            dimensions: Number of leading values to keep of each dense vector, which is then normalised again. Only for
+                models that were trained for it.
             normalize: False returns vectors as pooled.
-            prompt_name: Put this one of the model's prompts before each text, such as `query`.
-            prompt: Put this before each text.
+            prompt_name: Name of the model's prompt to put before each text, such as `query`.
+            prompt: Text to put before each text.
             max_tokens: See the class.
             timeout_s: See the class.
             priority: See the class.
@@ -107,7 +116,7 @@ class EngineApi(ABC):
             prompt_name=prompt_name,
             prompt=prompt,
         )
-        result: EmbedResult = await self._ask(request, arguments.size(given), timeout_s, priority, tenant)
+        result: EmbedResult = await self._run(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 
     async def classify(
@@ -121,7 +130,7 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> ClassifyResult:
-        """How well each of the model's labels fits each input.
+        """Score each of the model's labels for each input.
 
         Args:
             inputs: Texts, the token ids of texts, images, conversations, or pairs of texts.
@@ -137,7 +146,7 @@ class EngineApi(ABC):
         """
         given = arguments.inputs_or_pairs(inputs, max_tokens)
         request = ClassifyRequest(inputs=given, activate=activate, cache_salt=arguments.cache_salt(cache_salt))
-        result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s, priority, tenant)
+        result: ClassifyResult = await self._run(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 
     async def classify_tokens(
@@ -152,7 +161,7 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> TokenClassifyResult:
-        """The label of each token, and the entities that tokens spell.
+        """Label each token, and join tokens to entities.
 
         Args:
             inputs: Texts, or the token ids of texts.
@@ -168,7 +177,7 @@ class EngineApi(ABC):
         request = TokenClassifyRequest(
             inputs=texts, aggregation=aggregation, activate=activate, cache_salt=arguments.cache_salt(cache_salt)
         )
-        result: TokenClassifyResult = await self._ask(request, arguments.size(texts), timeout_s, priority, tenant)
+        result: TokenClassifyResult = await self._run(request, arguments.size(texts), timeout_s, priority, tenant)
         return result
 
     async def score(
@@ -184,22 +193,22 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> ScoreResult:
-        """How well each document answers its query.
+        """Score each document for its query.
 
         Args:
-            queries: One for all documents, or one for each: texts, images, or conversations that show some.
-            documents: One or several.
+            queries: One for all documents, or one for each: texts, images, or conversations, which may hold images.
+            documents: One or several, of the same kinds.
             activate: False returns a cross-encoder's logits.
-            instruction: What the model is to look for; for models whose template has a place for it.
-            max_tokens: Of what the model reads at once: a pair, or one text. See the class.
+            instruction: Description of a good match, for models whose template has a place for it.
+            max_tokens: Limit for a pair if the model reads pairs, else for each text. See the class.
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
             cache_salt: See the class.
 
         Returns:
-            `scores`: float32 [documents], higher is better: of a cross-encoder, the cosine of two embeddings, or the
-            late interaction of multi-vectors.
+            `scores`: float32 [documents], higher is better. They come from a cross-encoder, the similarity of two
+            embeddings, or the late interaction of multi-vectors.
         """
         arguments.whole_number("max_tokens", max_tokens)
         arguments.text("instruction", instruction)
@@ -212,7 +221,7 @@ class EngineApi(ABC):
             max_tokens=max_tokens,
         )
         body_bytes = sum(map(content_bytes, request.queries)) + sum(map(content_bytes, request.documents))
-        result: ScoreResult = await self._ask(request, body_bytes, timeout_s, priority, tenant)
+        result: ScoreResult = await self._run(request, body_bytes, timeout_s, priority, tenant)
         return result
 
     async def rerank(
@@ -229,12 +238,12 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> RerankResult:
-        """Documents in the order of how well they answer a query, the best first.
+        """Order documents by their score for a query, the best first.
 
         Args:
-            query: A text, an image, or a conversation that shows some.
-            documents: One or several.
-            top_n: Return so many. None and 0: all of them.
+            query: A text, an image, or a conversation, which may hold images.
+            documents: One or several, of the same kinds.
+            top_n: Number of documents to return. None and 0: all of them.
             activate: See `score`.
             instruction: See `score`.
             max_tokens: See `score`.
@@ -258,7 +267,7 @@ class EngineApi(ABC):
         )
         return rank(result, top_n)
 
-    async def _ask(
+    async def _run(
         self, request: Request, body_bytes: int, timeout_s: float, priority: Priority | str, tenant: Hashable
     ) -> Any:
         return await self.submit(

@@ -1,4 +1,4 @@
-"""The event loop of the host that an engine runs in, and a task of the engine's own in it."""
+"""The host's event loop, and a task of its own for an engine in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class HostLoop:
-    """The event loop that runs where this is made. What is made in one loop would wait for ever in another."""
+    """The event loop in which this object is made.
+
+    Objects of one loop, such as events, would wait for ever in another.
+    """
 
     __slots__ = ("_library", "_loop", "_thread")
 
@@ -26,10 +29,10 @@ class HostLoop:
         self._thread = threading.current_thread().name
 
     def check(self, subject: str) -> None:
-        """Raise at once what would hang otherwise. Takes less than a microsecond.
+        """Raise an error in a call from another event loop, which would hang otherwise.
 
         Args:
-            subject: What belongs to the loop, as the beginning of a sentence.
+            subject: Name of the object that belongs to the loop, as the subject of the error message.
 
         Raises:
             RuntimeError: Another event loop runs here, or none.
@@ -48,31 +51,31 @@ class HostLoop:
 
 
 def _running() -> tuple[str, object]:
-    """The library of the event loop that runs in this thread, and its identity; ("", None) where none does."""
+    """Return the library and the identity of the running event loop; ("", None) if there is none."""
     try:
         library = sniffio.current_async_library()
     except sniffio.AsyncLibraryNotFoundError:
         return "", None
     if library == "trio":
-        import trio  # only where the host runs it
+        import trio  # only if the host runs it
 
         return library, trio.lowlevel.current_trio_token()
     return library, asyncio.get_running_loop()
 
 
 class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
-    """Run a context manager in a task of its own, so that any task of the event loop may enter and any may leave it.
+    """A context manager run in a task of its own: one task may enter it, and another leave it.
 
-    A task group must be left by the task that has entered it. A host may open an engine in one cell of a notebook and
-    close it in another, or in a fixture and its end: each is a task of its own. On trio the task is a system task. One
-    that is never left ends with the event loop.
+    A task group must be left by the task that has entered it. But a host may open an engine in one cell of a notebook
+    and close it in another, or in the two halves of a fixture, which are different tasks. On trio the task is a system
+    task. A context manager that is never left ends with the event loop.
 
-    Entering, cancelled, waits until what was begun is undone. Leaving undoes at once what an error or a cancellation
-    leaves, and otherwise runs the end of the context manager; cancelled, that is cut short.
+    If entering is cancelled, it waits until the inner context manager is closed again. Leaving with an error cancels
+    the inner block; leaving without one runs its normal end, which a cancellation cuts short.
 
     Args:
-        opens: Makes the context manager; called once, in the task.
-        name: Of the task.
+        opens: Makes the inner context manager; called once, in the task.
+        name: Name of the task, for errors and debuggers.
     """
 
     def __init__(self, opens: Callable[[], AbstractAsyncContextManager[T]], name: str) -> None:
@@ -121,7 +124,7 @@ class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
                 async with self._opens() as self._value:
                     self._opened.set()
                     await self._leave.wait()
-        except Exception as error:  # noqa: BLE001  # it is for whoever enters or leaves
+        except Exception as error:  # noqa: BLE001  # raised in the task that enters or leaves
             self._error = error
         finally:
             if not self._opened.is_set() and self._error is None:
@@ -130,7 +133,7 @@ class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
             self._ended.set()
 
     async def _stop(self) -> None:
-        """Cancel what runs, and wait until it has ended."""
+        """Cancel the task, and wait until it has ended."""
         self._scope.cancel()
         with anyio.CancelScope(shield=True):
             await self._ended.wait()
@@ -142,17 +145,17 @@ class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
         try:
             raise error
         finally:
-            del error  # this frame is in its traceback now
+            del error  # the traceback of the error now holds this frame
 
 
 _TASKS: Final[set[asyncio.Task[None]]] = set()
-"""Those that run: asyncio itself keeps none of its tasks alive."""
+"""Running tasks: asyncio itself keeps no strong reference to them."""
 
 
 def _spawn(function: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """Begin a task that belongs to the event loop and to no task group."""
+    """Start a task that belongs to the event loop and to no task group."""
     if sniffio.current_async_library() == "trio":
-        import trio  # only where the host runs it
+        import trio  # only if the host runs it
 
         trio.lowlevel.spawn_system_task(function, name=name, context=contextvars.copy_context())
     else:

@@ -1,4 +1,4 @@
-"""Load models and run an engine on each, inside the caller's event loop."""
+"""Opening of engines: models are loaded, and an engine runs on each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
@@ -33,23 +34,26 @@ SHARED = (
     "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
     "drain_timeout_s", "memory_limit_bytes",
 )  # fmt: skip
-"""Settings of what engines share."""
+"""Settings that must be equal in all engines which share threads and memory."""
 
 IMAGE_NICE: Final = 10
-"""Decoding and looking at images keeps all cores busy for as long as there are any: whatever else wants one goes
-first, the event loop above all. Measured on two cores, that halves what `/health` takes beside images, and costs them
-nothing; forwards of texts do less if they stand back, for theirs are over before anybody else has waited."""
+"""Niceness of threads that decode images or compute them on the CPU.
+
+They keep all cores busy, so other threads go first, above all the event loop. On two cores this halves the latency of
+`/health` beside images, at no cost for images. Forwards of texts are too short to gain by it.
+"""
 
 
 def open_engine(config: EngineConfig | None = None) -> OwnTask[Engine]:
-    """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
+    """Load a model and run an engine on it, in the caller's event loop.
 
-    Use it as `async with open_engine(config) as engine`. Another task of the same event loop may leave the block than
-    has entered it, with `contextlib.AsyncExitStack` or by `__aenter__` and `__aexit__`. Several engines may be opened
-    side by side: each then has its own device threads and limits; `open_engines` has them share. Loading cannot be
-    interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
-    `config.drain_timeout_s` seconds; if the block raised or was cancelled, it stops at once, after the forwards that
-    run.
+    Use it as `async with open_engine(config) as engine`, on asyncio or trio. One task may enter the block and another
+    task of the same event loop leave it, with `contextlib.AsyncExitStack` or by `__aenter__` and `__aexit__`.
+
+    Several engines may be open at once. Each then has its own device threads and limits; engines of `open_engines`
+    share them. Loading cannot be interrupted: a cancellation is raised when it has ended. At the end of the block the
+    engine drains for `config.drain_timeout_s` seconds. If the block raised or was cancelled, the engine stops as soon
+    as running forwards have ended.
 
     Raises:
         ConfigError: On entering: the settings, the model folder or the machine do not allow it.
@@ -60,18 +64,18 @@ def open_engine(config: EngineConfig | None = None) -> OwnTask[Engine]:
 def open_engines(
     configs: Sequence[EngineConfig], memory: MemoryGovernor | None = None
 ) -> OwnTask[Mapping[str, Engine]]:
-    """Load several models, and run an engine on each; the block gets them by their served names.
+    """Load several models and run an engine on each. The block gets the engines by served name.
 
-    Each engine has its own stages, queues and limits. They share the device's threads, which their batches take in
-    turns, texts and images each their own, and the threads of preprocess. Loading, draining, stopping and the tasks
-    that enter and leave are as for `open_engine`, and one that breaks leaves the others as they are.
+    Each engine has its own stages, queues and limits. Engines share the device threads, where their batches take turns,
+    and the preprocess threads; texts and images have separate threads. Loading, draining and stopping are as for
+    `open_engine`. An engine that breaks does not affect the others.
 
     Args:
-        configs: At least one. Those settings that say how much is shared must be equal in all of them.
-        memory: The governor of this process, which somebody else watches by. None: the engines have their own.
+        configs: At least one. Settings of shared resources must be equal in all of them.
+        memory: Memory governor of this process, which its owner must run. None: the engines have one of their own.
 
     Raises:
-        ConfigError: As for `open_engine`; or two models have the same name, or settings of what is shared differ.
+        ConfigError: As for `open_engine`; or two models have the same name, or settings of shared resources differ.
     """
     return OwnTask(lambda: _all_running(configs, memory), "The engines")
 
@@ -87,11 +91,11 @@ async def _one_running(config: EngineConfig) -> AsyncIterator[Engine]:
 async def _all_running(
     configs: Sequence[EngineConfig], memory: MemoryGovernor | None = None
 ) -> AsyncIterator[Mapping[str, Engine]]:
-    """See `open_engines`. The task that leaves it must be the one that has entered it."""
+    """See `open_engines`; but one task must both enter and leave it."""
     first = _agreed(configs)
     for config in configs:
         check_folder(config.allow_media_path)
-    _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
+    _check_names([config.served_name for config in configs if config.served_name])  # loading may take minutes
     options = StageOptions()
     governor = memory or governor_for(first)
     cores = usable_cores()
@@ -107,7 +111,7 @@ async def _all_running(
     ):
         models: list[LoadedModel] = []
         try:
-            found = [await device.run(find_model, config) for config in configs]  # all, before torch is imported
+            found = [await device.run(find_model, config) for config in configs]  # before torch is imported
             _check_names([one.name for one in found])
             for config, one in zip(configs, found, strict=True):
                 models.append(model := await device.run(partial(_load, config, governor.budget), one))
@@ -148,14 +152,14 @@ async def _all_running(
                 for engine in engines.values():
                     draining.start_soon(engine.drain, first.drain_timeout_s)
         finally:
-            # Before the engines and the threads wait for the calls that run: one that hangs in a process ends with it.
+            # Before engines and threads wait for running calls: a call that hangs in a process ends with it.
             with anyio.CancelScope(shield=True):
                 for model in models:
                     await anyio.to_thread.run_sync(model.close)
 
 
 def governor_for(config: EngineConfig) -> MemoryGovernor:
-    """Make the memory governor that the settings of an engine ask for."""
+    """Make the memory governor for the settings of an engine."""
     return MemoryGovernor(config.memory_limit_bytes)
 
 
@@ -168,14 +172,14 @@ async def _watched(governor: MemoryGovernor) -> AsyncIterator[None]:
 
 
 def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
-    """The first of them, which says as all others do how much is shared."""
+    """Return the first settings, after a check that all agree on shared resources."""
     if not configs:
         raise ConfigError("no model: at least one is needed")
     first = configs[0]
     for name in SHARED:
         if len(values := {getattr(config, name) for config in configs}) > 1:
-            said = " and ".join(sorted(map(repr, values)))
-            raise ConfigError(f"{name}={said}: models that share a device must agree on it")
+            found = " and ".join(sorted(map(repr, values)))
+            raise ConfigError(f"{name}={found}: models that share a device must agree on it")
     return first
 
 
@@ -185,13 +189,13 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _needs_cores(model: LoadedModel) -> bool:
-    """Tell a forward that computes in its thread from one that waits there for another device."""
+    """Return True if forwards compute in their thread, and do not wait for another device."""
     return model.card.device.startswith("cpu")
 
 
 def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:
     leave_out_broken_torchvision()
-    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
+    from staged_pool.runtime.models.load import load_model  # imports torch, which takes seconds: off the event loop
 
     return load_model(config, found, memory)
 

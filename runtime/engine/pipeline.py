@@ -57,7 +57,6 @@ class Pipeline:
         offload: Decodes large requests, and makes large answers.
         shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
         options: Options of all stages.
-        gave_up: Called at once when a stage cannot go on. `run` itself first waits for running calls.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Pipeline:
         offload: Offload,
         shared_cores: int | None,
         options: StageOptions,
-        gave_up: Callable[[Exception], object],
     ) -> None:
         self._alarm_s = config.preprocess_alarm_s
         self._model = model
@@ -112,8 +110,6 @@ class Pipeline:
         )
         """The channel in front of each stage, in the order of `stages`."""
         self._door: Sender[Arrival] = requests.outlet
-        for stage in self.stages:
-            stage.gave_up = gave_up
 
     def _build_lanes(
         self,
@@ -206,10 +202,23 @@ class Pipeline:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
                 known[lane] = overdue
 
+    def on_give_up(self, call: Callable[[Exception], object]) -> None:
+        """Call a function as soon as a stage cannot go on. `run` itself first waits for running calls."""
+        for stage in self.stages:
+            stage.gave_up = call
+
     def save_memory(self, saves: bool) -> None:
-        """Keep batches small, or let them grow again."""
+        """Keep batches small and empty the caches, or let batches grow again."""
         for stage in self.batch.values():
             stage.save_memory(saves)
+        if saves:
+            self._model.clear_image_cache()
+            self.clear_result_cache()
+
+    def clear_result_cache(self) -> None:
+        """Drop the cached rows of earlier requests."""
+        if self.results is not None:
+            self.results.clear()
 
     def overdue_calls(self) -> int:
         """Count the preprocess calls that run for longer than the alarm allows."""

@@ -22,8 +22,9 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import OpenEngines, Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engines
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.stage import StageOptions

@@ -11,7 +11,8 @@ import anyio
 import numpy as np
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Pixels, PreparedImage, Row, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.machine import cores as machine_cores
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.threads import core_limiter as cores_module

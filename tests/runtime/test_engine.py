@@ -24,7 +24,8 @@ from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.model import Row
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.statistics import Phase

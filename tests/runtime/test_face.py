@@ -12,7 +12,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.runtime.threads.device import DeviceThreads

@@ -18,7 +18,8 @@ from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import open as opening
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError, DeviceLost, EngineStopped, ModelFailed, OutOfMemory

@@ -18,8 +18,9 @@ import pytest
 import trio
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.host_loop import OwnTask
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError
 from tests.doubles import Gate, LetterModel, until

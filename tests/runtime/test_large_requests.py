@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import EngineStopped, Overloaded
 from tests.doubles import Gate, LetterModel, until

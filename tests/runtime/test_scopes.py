@@ -17,7 +17,8 @@ import trio
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeadlineExceeded
@@ -209,7 +210,7 @@ async def test_a_scope_whose_deadline_is_moved_on_gets_its_answer() -> None:
         await at_work.arrived()
         tasks.start_soon(ask)
         await until(lambda: engine.statistics().stages[0].done == 2)
-        (ticket,) = (ticket for ticket in engine._tickets if ticket.scope_ends_at < math.inf)
+        (ticket,) = (ticket for ticket in engine._requests.tickets if ticket.scope_ends_at < math.inf)
         ticket.expire("preprocess")  # as a stage does that predicts it
         scope.deadline = anyio.current_time() + 600
         at_work.open()

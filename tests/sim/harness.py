@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, StagedPoolError

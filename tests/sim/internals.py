@@ -44,7 +44,7 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
 
 def tickets_of(engine: Engine) -> list[Ticket]:
     """Return the tickets of the requests inside."""
-    return list(engine._tickets)
+    return list(engine._requests.tickets)
 
 
 def tokens_of(ticket: Ticket) -> float:

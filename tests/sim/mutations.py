@@ -28,6 +28,8 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import pipeline as pipeline_module
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import LaneLimits
+from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.engine.requests_inside import RequestsInside
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.statistics import Phase
@@ -268,46 +270,46 @@ def last_writer_wins() -> Plan:
 
 @mutation
 def drain_without_a_sweep() -> Plan:
-    original = Engine._fail_all
+    original = RequestsInside.fail_all
 
-    def fail_all(self: Engine, message: str) -> None:
+    def fail_all(self: RequestsInside, message: str) -> None:
         if "before this request was done" not in message:
             original(self, message)
 
-    return [(Engine, "_fail_all", fail_all)]
+    return [(RequestsInside, "fail_all", fail_all)]
 
 
 @mutation
 def no_sweep_of_what_closed_channels_still_held() -> Plan:
-    original = Engine._fail_all
+    original = RequestsInside.fail_all
 
-    def fail_all(self: Engine, message: str) -> None:
+    def fail_all(self: RequestsInside, message: str) -> None:
         if message != "The engine is stopped.":
             original(self, message)
 
-    return [(Engine, "_fail_all", fail_all), (Receiver, "close", lambda self: self._stream.close())]
+    return [(RequestsInside, "fail_all", fail_all), (Receiver, "close", lambda self: self._stream.close())]
 
 
 @mutation
 def broken_engine_sweeps_nothing() -> Plan:
-    original = Engine._fail_all
+    original = RequestsInside.fail_all
 
-    def fail_all(self: Engine, message: str) -> None:
-        if self.fault is None:
+    def fail_all(self: RequestsInside, message: str) -> None:
+        if "broken" not in message:
             original(self, message)
 
-    return [(Engine, "_fail_all", fail_all)]
+    return [(RequestsInside, "fail_all", fail_all)]
 
 
 @mutation
 def caller_at_the_door_not_woken() -> Plan:
-    original = Engine._fail_all
+    original = RequestsInside.fail_all
 
-    def fail_all(self: Engine, message: str) -> None:
+    def fail_all(self: RequestsInside, message: str) -> None:
         with mock.patch.object(self, "_scopes", {}):
             original(self, message)
 
-    return [(Engine, "_fail_all", fail_all)]
+    return [(RequestsInside, "fail_all", fail_all)]
 
 
 @mutation
@@ -325,12 +327,12 @@ def closed_door_not_understood() -> Plan:
 
 @mutation
 def two_drains_and_one_is_forgotten() -> Plan:
-    async def drain(self: Engine, timeout_s: float) -> None:
+    async def wait_until_empty(self: RequestsInside) -> None:
         self._empty = anyio.Event()  # even while another drain waits for the old one
-        await original(self, timeout_s)
+        await original(self)
 
-    original = Engine.drain
-    return [(Engine, "drain", drain)]
+    original = RequestsInside.wait_until_empty
+    return [(RequestsInside, "wait_until_empty", wait_until_empty)]
 
 
 # ---- doors ----
@@ -338,18 +340,18 @@ def two_drains_and_one_is_forgotten() -> Plan:
 
 @mutation
 def door_open_while_draining() -> Plan:
-    original = Engine._enter
+    original = Lifecycle.check_open
 
-    def enter(self: Engine, *args: Any) -> tuple[Reservation, float, float]:
-        phase = self._phase
+    def check_open(self: Lifecycle) -> None:
+        phase = self.phase
         if phase is Phase.DRAINING:
-            self._phase = Phase.READY
+            self.phase = Phase.READY
         try:
-            return original(self, *args)
+            original(self)
         finally:
-            self._phase = phase
+            self.phase = phase
 
-    return [(Engine, "_enter", enter)]
+    return [(Lifecycle, "check_open", check_open)]
 
 
 @mutation
@@ -895,10 +897,10 @@ def followers_not_in_custody() -> Plan:
 
 @mutation
 def calls_that_hang_hold_the_end_of_the_engine() -> Plan:
-    async def leave_hanging_calls(self: Engine) -> None:
+    async def leave_hanging_calls(self: Lifecycle) -> None:
         await anyio.lowlevel.checkpoint()
 
-    return [(Engine, "_leave_hanging_calls", leave_hanging_calls)]
+    return [(Lifecycle, "_leave_hanging_calls", leave_hanging_calls)]
 
 
 # ---- connections of HTTP ----

@@ -19,7 +19,7 @@ import anyio
 {before}
 import staged_pool
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.stages.log import get_logger
 from tests.doubles import LetterModel
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.answers import (
     RESULT_NUMBER_BYTES,
     ROW_NUMBER_BYTES,

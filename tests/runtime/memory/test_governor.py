@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory import governor as module
 from staged_pool.runtime.memory.governor import (

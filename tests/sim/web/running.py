@@ -21,7 +21,8 @@ from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.server import Server
 from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.run import run_engine
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel
 from tests.sim.clock import Backend, Stuck, clock, run

@@ -1,0 +1,87 @@
+"""The request planner: it checks a decoded request against the model and the limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import cast
+
+from staged_pool.runtime.admission.accounting import Reservation
+from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.caching.fingerprints import SharingScopes
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.memory.answers import expected_numbers
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput
+from staged_pool.runtime.requests import EmbedRequest, TokenClassifyRequest
+from staged_pool.runtime.tasks.plan import plan as plan_task
+from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Plan, Request
+
+
+class RequestPlanner:
+    """Plans decoded requests for the served model; parse calls it.
+
+    Args:
+        config: Limits of a request, and the settings of sharing.
+        card: Description of the served model.
+        admission: Counts the inputs of each lane once they are known.
+    """
+
+    def __init__(self, config: EngineConfig, card: ModelCard, admission: Admission) -> None:
+        self._config = config
+        self._card = card
+        self._admission = admission
+        self._scopes = SharingScopes(between_tenants=config.share_between_tenants)
+        self.obstruction: Callable[[Iterable[Lane]], str | None] = lambda lanes: None
+        """Returns the reason why nothing gets through these lanes; see `Pipeline.obstruction`."""
+
+    def check_model(self, name: str | None) -> None:
+        """Reject the name of a model that is not served. None and "" mean any model.
+
+        Raises:
+            UnknownModel: The served model has another name.
+        """
+        if name and name != self._card.name:
+            message = f"The model `{shortened(name)}` does not exist. Served: {self._card.name}"
+            raise UnknownModel(message, param="model")
+
+    def plan(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
+        """Plan a request for this model, within the limits of this server.
+
+        Raises:
+            StagedPoolError: The request does not fit the model, or exceeds a limit.
+        """
+        card = self._card
+        self.check_model(request.model)
+        plan = plan_task(request, card)
+        if not plan.inputs:
+            raise NoInputs("The request has no inputs; at least one is needed.", param="input")
+        lanes: Mapping[Lane, int] = (
+            {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
+        )
+        if len(card.lanes) > 1 and (obstruction := self.obstruction(lanes)):  # with one lane, the door has checked it
+            raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
+        if "image" in lanes:
+            check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
+        reservation = cast(Reservation, ticket.load)
+        if reservation.is_inside:
+            self._admission.count_items(reservation, lanes)
+            if reservation.answer is not None:
+                is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)
+                reservation.answer.expect(expected_numbers(plan.inputs, reservation.tokens, card), in_answer=is_answer)
+        ticket.sharing_scope = scope = self._scopes.scope(ticket.tenant, request.cache_salt)
+        if scope is None or "image" not in lanes or not self._config.image_cache_mb:
+            return plan
+        return replace(plan, inputs=[replace(given, sharing_scope=scope) for given in plan.inputs])
+
+
+def check_images(images: int, limit: int) -> None:
+    """Reject a request with too many images: a conversation is one item, and may hold any number of image URLs.
+
+    Raises:
+        TooLarge: There are more images than the limit.
+    """
+    if images > limit:
+        raise TooLarge(f"The request has {images} images; at most {limit} are accepted.", param="input")

@@ -1,0 +1,122 @@
+"""The requests inside an engine: each is followed to its outcome and counted out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+
+from staged_pool.runtime.admission.accounting import Reservation
+from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.engine.pipeline import Pipeline
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, ScopeEnds
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.parse import Arrival
+from staged_pool.stages.ticket import Ticket
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class RequestsInside:
+    """Every admitted request, until its outcome is known and its reservation is given back.
+
+    Args:
+        pipeline: Takes the requests.
+        admission: Made the reservations.
+    """
+
+    def __init__(self, pipeline: Pipeline, admission: Admission) -> None:
+        self._pipeline = pipeline
+        self._admission = admission
+        self.tickets: dict[Ticket, Reservation] = {}
+        self._scopes: dict[object, anyio.CancelScope] = {}
+        """Scopes of callers who have a deadline, or wait for parse or a preprocess thread."""
+        self._empty = anyio.Event()
+        self.cancelled: Counter[str] = Counter()
+        """Requests whose caller left before the answer, by stage."""
+        self.expired: Counter[str] = Counter()
+        """Requests whose deadline passed or could not be met, by stage."""
+
+    def any(self) -> bool:
+        """Return True if a request is inside."""
+        return bool(self.tickets or self._scopes)
+
+    async def follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
+        """Send a request into the pipeline and wait for its answer. However this ends, its reservation is given back.
+
+        Raises:
+            ScopeEnds: A stage dropped the work, because the caller's scope ends too soon.
+            StagedPoolError: Any other error that the ticket is settled with.
+        """
+        ticket = arrival.ticket
+        self.tickets[ticket] = reservation
+        try:
+            if timeout_s == math.inf and self._pipeline.enter_nowait(arrival):
+                await ticket.wait_settled()  # no scope is needed: whatever happens, the ticket wakes its caller
+            else:
+                with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
+                    await self._pipeline.enter(arrival)
+                    await ticket.wait_settled()
+                if not ticket.settled:
+                    late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
+                    ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
+            return await ticket.wait()
+        finally:
+            # After a cancellation of any kind the ticket is still open: it is abandoned here.
+            if ticket.fail(Abandoned("the caller left")):
+                self.cancelled[ticket.stage] += 1
+            elif isinstance(ticket.error, DeadlineExceeded | ScopeEnds):
+                self.expired[ticket.error.stage] += 1
+            del self.tickets[ticket]
+            self._scopes.pop(ticket, None)
+            answered = ticket.error is None
+            self._admission.leave(reservation, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
+            self._note_departure()
+            ticket.release()
+
+    async def run_call(self, reservation: Reservation, offload: Offload, call: Callable[[A], R], argument: A) -> R:
+        """Run a call outside the pipeline, such as tokenizing. A drain waits for it, too.
+
+        Raises:
+            EngineStopped: The engine was stopped before the call was done.
+        """
+        try:
+            with anyio.CancelScope() as self._scopes[reservation]:
+                return await offload(call, argument)
+            raise EngineStopped("The engine was stopped before this request was done.")
+        finally:
+            del self._scopes[reservation]
+            self._admission.leave(reservation)
+            self._note_departure()
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no request is inside."""
+        while self.any():
+            if self._empty.is_set():  # never replaced while a drain waits for it: several drains may wait
+                self._empty = anyio.Event()
+            await self._empty.wait()
+
+    def fail_all(self, message: str) -> None:
+        """Settle every request with `EngineStopped`."""
+        for ticket in list(self.tickets):
+            ticket.fail(EngineStopped(message))
+        for scope in list(self._scopes.values()):
+            scope.cancel()  # the caller may still wait for room in front of parse, or for a thread
+
+    def _note_departure(self) -> None:
+        if not self.any():
+            self._empty.set()
+
+
+async def wait_for_scope(ends_at: float) -> None:
+    """Wait for the caller's scope to cancel it at `ends_at`; return if its deadline has moved on.
+
+    If the event loop is late, the deadline has passed some turns before the scope cancels anything.
+    """
+    # No event tells that a scope has moved its deadline.
+    while (deadline := anyio.current_effective_deadline()) <= ends_at:  # noqa: ASYNC110
+        await anyio.sleep_until(deadline)
