@@ -292,13 +292,14 @@ def no_sweep_of_what_closed_channels_still_held() -> Plan:
 
 @mutation
 def broken_engine_sweeps_nothing() -> Plan:
-    original = RequestsInside.fail_all
+    original = Lifecycle._break
 
-    def fail_all(self: RequestsInside, message: str) -> None:
-        if "broken" not in message:
-            original(self, message)
+    def break_(self: Lifecycle, error: Exception) -> None:
+        if self.phase is not Phase.STOPPED:
+            self._requests.fail_all = _nothing  # type: ignore[method-assign]
+        original(self, error)
 
-    return [(RequestsInside, "fail_all", fail_all)]
+    return [(Lifecycle, "_break", break_)]
 
 
 @mutation
