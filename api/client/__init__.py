@@ -1,7 +1,8 @@
-"""A typed client of the server, for programs that block (`Client`) and for asyncio and trio (`AsyncClient`).
+"""Typed clients of the server: `Client` for blocking programs, `AsyncClient` for asyncio and trio.
 
-What a call sends, how an answer is read and when a request is sent again is decided by plain functions without input or
-output (`calls.py`, `exchange.py`, `retry.py`, `streaming.py`); the two clients only carry bytes and wait.
+Pure functions decide what a call sends (`embedding_calls.py`, `scoring_calls.py`, `server_calls.py`), how an answer is
+read (`reading.py`, `streaming.py`) and when a request is retried (`exchange.py`, `retry.py`). The two clients only send
+bytes and wait.
 """
 
 if __name__ != "staged_pool.client":

@@ -1,4 +1,7 @@
-"""What answers hold, read into arrays without a Python number for each value of a vector."""
+"""Types of the server's answers, and their conversion to arrays.
+
+Vectors come in base64 where possible, so that no Python number is made for each value.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class UsageObject(msgspec.Struct):
 
 
 class VectorObject(msgspec.Struct):
-    """One vector: of float32, the lowest byte first, in base64."""
+    """One vector: little-endian float32 in base64."""
 
     embedding: bytes
     index: int
@@ -32,14 +35,14 @@ class VectorsBody(msgspec.Struct):
 
 
 class SparseObject(msgspec.Struct):
-    """Numbers, or the bytes of int32 and float32 in base64."""
+    """One sparse vector: numbers, or little-endian int32 and float32 in base64."""
 
     indices: bytes | list[int]
     values: bytes | list[float]
 
 
 class OutputsObject(msgspec.Struct):
-    """One input's entry for each task."""
+    """Outputs of one input, by task."""
 
     embed: bytes | list[float] | None = None
     sparse: SparseObject | None = None
@@ -126,7 +129,7 @@ class ReadyBody(msgspec.Struct):
 
 
 class StreamLine(msgspec.Struct):
-    """One line of a stream: a vector, what the request cost, or an error."""
+    """One line of a stream: a vector, the usage of the request, or an error."""
 
     embedding: bytes | None = None
     index: int | None = None
@@ -148,52 +151,65 @@ LINE: Final = msgspec.json.Decoder(StreamLine)
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Raises `BadAnswer` for what is not of the type expected, and says where."""
+    """Decode an answer.
+
+    Raises:
+        BadAnswer: The body is not of the expected type; the message says where.
+    """
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadAnswer(f"The answer cannot be read: {error}") from None
+        raise BadAnswer(f"The answer cannot be decoded: {error}") from None
 
 
 def in_order(data: Sequence[T], indices: Sequence[int], count: int) -> list[T]:
-    """The objects of an answer in the order of the inputs.
+    """Sort the objects of an answer into the order of the inputs.
+
+    Args:
+        data: The objects.
+        indices: The index of the input of each object.
+        count: Number of inputs.
 
     Raises:
-        BadAnswer: There is not exactly one for each input.
+        BadAnswer: There is not exactly one object for each input.
     """
     if sorted(indices) != list(range(count)):
         raise BadAnswer(f"The answer does not have exactly one result for each of the {count} inputs")
     if list(indices) == list(range(count)):
         return list(data)
-    return [one for _, one in sorted(zip(indices, data, strict=True), key=lambda pair: pair[0])]
+    return [entry for _, entry in sorted(zip(indices, data, strict=True), key=lambda pair: pair[0])]
 
 
 def floats(value: bytes | Sequence[float]) -> NDArray[np.float32]:
-    """A vector: of bytes as `VectorObject` says, or of numbers."""
+    """Convert a vector to float32 [width], from little-endian bytes or from numbers.
+
+    Raises:
+        BadAnswer: The number of bytes is not a multiple of 4.
+    """
     if isinstance(value, bytes):
         if len(value) % 4:
-            raise BadAnswer(f"The answer holds a vector of {len(value)} bytes, which is no number of float32 values")
+            raise BadAnswer(f"The answer has a vector of {len(value)} bytes; expected a multiple of 4 (float32)")
         return np.frombuffer(value, "<f4").astype(np.float32)
     return np.asarray(value, np.float32)
 
 
 def integers(value: bytes | Sequence[int]) -> NDArray[np.int32]:
-    """As `floats`, of int32."""
+    """Convert a vector to int32 [width]; see `floats`."""
     if isinstance(value, bytes):
         if len(value) % 4:
-            raise BadAnswer(f"The answer holds a vector of {len(value)} bytes, which is no number of int32 values")
+            raise BadAnswer(f"The answer has a vector of {len(value)} bytes; expected a multiple of 4 (int32)")
         return np.frombuffer(value, "<i4").astype(np.int32)
     return np.asarray(value, np.int32)
 
 
 def matrix(rows: Sequence[bytes | Sequence[float]]) -> NDArray[np.float32]:
-    """[rows, values of one].
+    """Stack vectors of the same length, float32 [rows, width].
 
     Raises:
-        BadAnswer: They are not all equally long.
+        BadAnswer: The vectors have different lengths.
     """
     if len({len(row) for row in rows}) > 1:
-        raise BadAnswer("The answer holds vectors of different lengths")
+        raise BadAnswer("The answer has vectors of different lengths")
     if rows and all(isinstance(row, bytes) for row in rows):
         return floats(b"".join(row for row in rows if isinstance(row, bytes))).reshape(len(rows), -1)
     return np.asarray(rows, np.float32)

@@ -1,4 +1,4 @@
-"""The client for asyncio and trio: carries bytes, and waits."""
+"""The client for asyncio and trio: sends bytes, and waits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import anyio
 import httpx
 
-from staged_pool.client import calls
-from staged_pool.client.batches import Stretch
-from staged_pool.client.errors import located
-from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.plans import Call, Options, Streamed
-from staged_pool.client.progress import shown
-from staged_pool.client.settings import Configured, failure, headers_of, lost
+from staged_pool.client import embedding_calls, scoring_calls, server_calls
+from staged_pool.client.batches import InputRange
+from staged_pool.client.errors import with_input_range
+from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request
+from staged_pool.client.plans import Call, CallDefaults, Streamed
+from staged_pool.client.progress import reporting
+from staged_pool.client.settings import BaseClient, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
@@ -28,27 +28,27 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def _asks(
-    build: Callable[Concatenate[Options, A], Call[P, R]],
+def _call_method(
+    build: Callable[Concatenate[CallDefaults, A], Call[P, R]],
 ) -> Callable[Concatenate[AsyncClient, A], Coroutine[Any, Any, R]]:
-    """The method that makes a call."""
+    """Make the method that sends a call."""
 
     @wraps(build)
     async def method(self: AsyncClient, /, *args: A.args, **kwargs: A.kwargs) -> R:
-        return await self._run(build(self._settings.options, *args, **kwargs))
+        return await self._run(build(self._settings.call_defaults, *args, **kwargs))
 
     return method
 
 
-def _streams(
-    build: Callable[Concatenate[Options, A], Streamed],
+def _stream_method(
+    build: Callable[Concatenate[CallDefaults, A], Streamed],
 ) -> Callable[Concatenate[AsyncClient, A], AbstractAsyncContextManager[AsyncEmbeddingStream]]:
-    """The method that makes a call whose answers are read in lines."""
+    """Make the method that sends a call with streamed answers."""
 
     @asynccontextmanager
     @wraps(build)
     async def method(self: AsyncClient, /, *args: A.args, **kwargs: A.kwargs) -> AsyncIterator[AsyncEmbeddingStream]:
-        call = build(self._settings.options, *args, **kwargs)
+        call = build(self._settings.call_defaults, *args, **kwargs)
         stream = AsyncEmbeddingStream()
         deadline = self._settings.deadline(call.timeout_s, anyio.current_time())
         async with aclosing(self._vectors(call, deadline, stream)) as vectors:
@@ -58,11 +58,11 @@ def _streams(
     return method
 
 
-class AsyncClient(Configured):
-    """`Client` for a program that runs on asyncio or trio; see there for the arguments, and for what is raised.
+class AsyncClient(BaseClient):
+    """Client for programs on asyncio or trio; see `Client` for the arguments and the errors.
 
-    Belongs to one event loop, and any number of its tasks. Close it, or use it in an `async with` block. Cancelling a
-    call ends its requests, and the server lets go of them.
+    All tasks of one event loop can share it. Close it, or use it in an `async with` block. Cancelling a call ends its
+    requests, and the server abandons them.
     """
 
     _http: httpx.AsyncClient
@@ -81,19 +81,19 @@ class AsyncClient(Configured):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
-    embed = _asks(calls.embed)
-    embed_stream = _streams(calls.embed_stream)
-    classify = _asks(calls.classify)
-    classify_tokens = _asks(calls.classify_tokens)
-    score = _asks(calls.score)
-    rerank = _asks(calls.rerank)
-    tokenize = _asks(calls.tokenize)
-    detokenize = _asks(calls.detokenize)
-    models = _asks(calls.models)
-    ready = _asks(calls.ready)
+    embed = _call_method(embedding_calls.embed)
+    embed_stream = _stream_method(embedding_calls.embed_stream)
+    classify = _call_method(scoring_calls.classify)
+    classify_tokens = _call_method(scoring_calls.classify_tokens)
+    score = _call_method(scoring_calls.score)
+    rerank = _call_method(scoring_calls.rerank)
+    tokenize = _call_method(server_calls.tokenize)
+    detokenize = _call_method(server_calls.detokenize)
+    models = _call_method(server_calls.models)
+    ready = _call_method(server_calls.ready)
 
     async def _run(self, call: Call[P, R]) -> R:
         deadline = self._settings.deadline(call.timeout_s, anyio.current_time())
@@ -104,20 +104,20 @@ class AsyncClient(Configured):
         errors: list[StagedPoolError] = []
 
         async def work(advance: Callable[[int], None], tasks: anyio.CancelScope) -> None:
-            stretch = whole = Stretch(0, call.total)
+            input_range = whole = InputRange(0, call.total)
             try:
                 for part in parts:
-                    stretch = part.stretch
-                    answer = await self._answer(part.request, deadline, self._ask)
-                    found[part.number] = call.read(answer, stretch.count)
-                    advance(stretch.count)
-                    stretch = whole
+                    input_range = part.input_range
+                    answer = await self._answer(part.request, deadline, self._exchange_once)
+                    found[part.number] = call.read(answer, input_range.count)
+                    advance(input_range.count)
+                    input_range = whole
             except StagedPoolError as error:
-                # Not raised: a task group would wrap it, and the caller is to catch it by its class.
-                errors.append(located(error, stretch, call.total))
+                # Not raised: a task group would wrap it, but the caller catches it by its class.
+                errors.append(with_input_range(error, input_range, call.total))
                 tasks.cancel()
 
-        with shown(call.progress, call.total) as advance:
+        with reporting(call.progress, call.total) as advance:
             if len(begun) == 1:
                 await work(advance, anyio.CancelScope())
             else:
@@ -137,25 +137,25 @@ class AsyncClient(Configured):
             try:
                 answer = await self._answer(part.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise located(error, part.stretch, call.total) from error.__cause__
+                raise with_input_range(error, part.input_range, call.total) from error.__cause__
             async with aclosing(opened[-1]) as response:
-                lines = VectorLines(answer, part.stretch, call.total)
+                lines = VectorLines(answer, part.input_range, call.total)
                 try:
                     async for chunk in response.aiter_bytes():
                         for vector in lines.feed(chunk):
                             yield vector
                         self._settings.check(deadline, anyio.current_time())
                 except httpx.RequestError as error:
-                    raise located(lost(error), part.stretch, call.total) from error
+                    raise with_input_range(lost(error), part.input_range, call.total) from error
                 for vector in lines.end():
                     yield vector
             prompt_tokens += lines.prompt_tokens or 0
         stream.usage = Usage(prompt_tokens)
 
     async def _answer(
-        self, request: Request, deadline: float, ask: Callable[[Ask], Awaitable[Answer | NoAnswer]]
+        self, request: Request, deadline: float, send: Callable[[Attempt], Awaitable[Answer | NoAnswer]]
     ) -> Answer:
-        """Drive one exchange to its end."""
+        """Run one exchange to its end."""
         steps = self._settings.exchange(request, anyio.current_time, deadline)
         outcome: Outcome = None
         while True:
@@ -168,23 +168,23 @@ class AsyncClient(Configured):
                 await anyio.sleep(step.seconds)
                 outcome = None
             else:
-                outcome = await ask(step)
+                outcome = await send(step)
 
-    async def _ask(self, ask: Ask) -> Answer | NoAnswer:
+    async def _exchange_once(self, attempt: Attempt) -> Answer | NoAnswer:
         try:
-            with anyio.move_on_after(ask.timeout_s):
-                async with aclosing(await self._send(ask)) as response:
+            with anyio.move_on_after(attempt.timeout_s):
+                async with aclosing(await self._send(attempt)) as response:
                     body = await response.aread()
                     return Answer(response.status_code, headers_of(response), body)
             return NoAnswer("timeout")
         except httpx.RequestError as error:
             return failure(error)
 
-    async def _open(self, opened: list[httpx.Response], ask: Ask) -> Answer | NoAnswer:
-        """As `_ask`; a result is left open, in `opened`."""
+    async def _open(self, opened: list[httpx.Response], attempt: Attempt) -> Answer | NoAnswer:
+        """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
         try:
-            response = await self._send(ask)
-            if response.status_code in ask.results:
+            response = await self._send(attempt)
+            if response.status_code in attempt.results:
                 opened.append(response)
                 return Answer(response.status_code, headers_of(response))
             async with aclosing(response):
@@ -192,43 +192,51 @@ class AsyncClient(Configured):
         except httpx.RequestError as error:
             return failure(error)
 
-    async def _send(self, ask: Ask) -> httpx.Response:
-        body = ask.body or b""
-        headers = {**ask.headers, "content-length": str(len(body))} if body else ask.headers
-        request = self._http.build_request(ask.method, ask.path, headers=headers, timeout=self._settings.timeouts(ask))
+    async def _send(self, attempt: Attempt) -> httpx.Response:
+        body = attempt.body or b""
+        headers = {**attempt.headers, "content-length": str(len(body))} if body else attempt.headers
+        request = self._http.build_request(
+            attempt.method, attempt.path, headers=headers, timeout=self._settings.timeouts(attempt)
+        )
         if body:
-            request.stream = _Whole(body)
+            request.stream = _OnePiece(body)
         return await self._http.send(request, stream=True)
 
 
-class _Whole(httpx.AsyncByteStream):
-    """A body in one piece. That of httpx is an async generator, of which trio complains where sending is cancelled."""
+class _OnePiece(httpx.AsyncByteStream):
+    """Body in one piece.
+
+    That of httpx is an async generator, about which trio warns if sending is cancelled.
+    """
 
     def __init__(self, body: bytes) -> None:
         self._body = body
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return _Pieces(self._body)
+        return _Chunks(self._body)
 
 
-class _Pieces(AsyncIterator[bytes]):
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces = iter(pieces)
+class _Chunks(AsyncIterator[bytes]):
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = iter(chunks)
 
     async def __anext__(self) -> bytes:
-        for piece in self._pieces:
-            return piece
+        for chunk in self._chunks:
+            return chunk
         raise StopAsyncIteration
 
 
 class AsyncEmbeddingStream(AsyncIterator[Vector]):
-    """Which input, counted over the whole list, and its vector: float32 [width]; in the order in which they came."""
+    """Iterator over the vectors of a stream, in the order in which they arrive.
+
+    Each element is the index of the input in the whole list, and its vector: float32 [width].
+    """
 
     vectors: AsyncGenerator[Vector, None]
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        """What it cost; None until the last vector was taken."""
+        """Usage of the call; None until the iterator is exhausted."""
 
     async def __anext__(self) -> Vector:
         return await anext(self.vectors)

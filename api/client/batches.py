@@ -1,4 +1,4 @@
-"""Large lists in requests of a size that a server takes: pure."""
+"""Division of long lists of inputs into batches, one a request. Pure."""
 
 from __future__ import annotations
 
@@ -9,47 +9,50 @@ from typing import Final
 from staged_pool.client.contents import Form, Given, characters, form
 
 BATCH_CHARACTERS: Final = 2**20
-"""Of the texts of one request; a token id counts as seven. Far below what a server takes of a body, and little enough
-that the first batch is at work while the last one is being sent."""
+"""Maximum characters of the inputs of one request; a token id counts as seven.
+
+This is far below the server's limit on a body, and small enough that the server works on the first batch while the
+client still sends the last one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Some inputs of a call, one after the other."""
+class InputRange:
+    """Consecutive inputs of a call."""
 
     first: int
     count: int
 
     @property
     def last(self) -> int:
-        """The first one behind it."""
+        """Index after the last input."""
         return self.first + self.count
 
 
-def cut(
+def split(
     inputs: Sequence[Given],
     *,
     max_items: int,
     max_characters: int = BATCH_CHARACTERS,
     form_of: Callable[[Given], Form] = form,
-) -> Iterator[Stretch]:
-    """Which inputs go together, in their order: all of one form, as many as may be.
+) -> Iterator[InputRange]:
+    """Divide inputs into batches, in their order; all inputs of a batch have the same form.
 
-    No inputs at all are one stretch of none: what is wrong with that is for the server to say.
+    An empty list gives one empty batch, which the server rejects.
 
     Args:
-        inputs: Of a call.
-        max_items: In a stretch.
-        max_characters: In a stretch; one input that is longer goes alone.
-        form_of: What the inputs of a stretch have in common.
+        inputs: Inputs of a call.
+        max_items: Maximum inputs of a batch.
+        max_characters: Maximum characters of a batch; a longer input is a batch of its own.
+        form_of: Returns the form of an input.
     """
     first, total, common = 0, 0, form_of(inputs[0]) if inputs else None
     for place, given in enumerate(inputs):
         more, its_form = characters(given), form_of(given)
         too_many = place - first == max_items or total + more > max_characters or its_form != common
         if too_many and place > first:
-            yield Stretch(first, place - first)
+            yield InputRange(first, place - first)
             first, total = place, 0
         total += more
         common = its_form
-    yield Stretch(first, len(inputs) - first)
+    yield InputRange(first, len(inputs) - first)

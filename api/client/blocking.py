@@ -1,4 +1,4 @@
-"""The client for programs that block: carries bytes, and waits."""
+"""The client for blocking programs: sends bytes, and waits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import httpx
 
-from staged_pool.client import calls
-from staged_pool.client.errors import located
-from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.plans import Call, Options, Streamed
-from staged_pool.client.progress import shown
-from staged_pool.client.settings import Configured, failure, headers_of, lost
+from staged_pool.client import embedding_calls, scoring_calls, server_calls
+from staged_pool.client.errors import with_input_range
+from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request
+from staged_pool.client.plans import Call, CallDefaults, Streamed
+from staged_pool.client.progress import reporting
+from staged_pool.client.settings import BaseClient, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
@@ -29,25 +29,25 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def _asks(build: Callable[Concatenate[Options, A], Call[P, R]]) -> Callable[Concatenate[Client, A], R]:
-    """The method that makes a call."""
+def _call_method(build: Callable[Concatenate[CallDefaults, A], Call[P, R]]) -> Callable[Concatenate[Client, A], R]:
+    """Make the method that sends a call."""
 
     @wraps(build)
     def method(self: Client, /, *args: A.args, **kwargs: A.kwargs) -> R:
-        return self._run(build(self._settings.options, *args, **kwargs))
+        return self._run(build(self._settings.call_defaults, *args, **kwargs))
 
     return method
 
 
-def _streams(
-    build: Callable[Concatenate[Options, A], Streamed],
+def _stream_method(
+    build: Callable[Concatenate[CallDefaults, A], Streamed],
 ) -> Callable[Concatenate[Client, A], AbstractContextManager[EmbeddingStream]]:
-    """The method that makes a call whose answers are read in lines."""
+    """Make the method that sends a call with streamed answers."""
 
     @contextmanager
     @wraps(build)
     def method(self: Client, /, *args: A.args, **kwargs: A.kwargs) -> Iterator[EmbeddingStream]:
-        call = build(self._settings.options, *args, **kwargs)
+        call = build(self._settings.call_defaults, *args, **kwargs)
         deadline = self._settings.deadline(call.timeout_s, time.monotonic())
         with closing(self._vectors(call, deadline)) as vectors:
             yield EmbeddingStream(vectors)
@@ -55,27 +55,29 @@ def _streams(
     return method
 
 
-class Client(Configured):
-    """Asks a server what an engine can be asked in process, by the same names, and gives the same results.
+class Client(BaseClient):
+    """Client of a server, with the methods and results of `Engine`.
 
-    Belongs to any number of threads. Close it, or use it in a `with` block. Every method raises the error of
-    `staged_pool` that the engine raised on the other side (`InvalidInput`, `Overloaded`, `ModelFailed`, ...), or a
-    `ClientError`. Its `timeout_s` bounds all it does, retries and their pauses included; None is the client's own.
+    Threads can share it. Close it, or use it in a `with` block.
 
-    Long lists go out in batches, several at a time, and come back as one result in the order of the inputs. The first
-    batch that fails ends the call; its error names the inputs that it held, and `index` counts over the whole list.
+    A method raises the same error of `staged_pool` as the engine would in process (`InvalidInput`, `Overloaded`,
+    `ModelFailed`, ...), or a `ClientError`. The `timeout_s` of a method is the limit for the whole call in seconds,
+    retries and their pauses included; None: the client's own.
+
+    Long lists are sent in batches, several at a time. They return one result, in the order of the inputs. The first
+    batch that fails ends the call. Its error names the inputs of the batch, and `index` is that in the whole list.
 
     Args:
-        base_url: Where the server is.
+        base_url: Address of the server.
         unix_socket: Path of a Unix socket to connect to, instead of the host and port of `base_url`.
-        api_key: Sent as `Authorization: Bearer`.
-        model: The served name of the model to ask. None: the first that can do the task.
-        timeout_s: For each call. math.inf: no limit, but for the one on each try.
-        attempt_timeout_s: For each try of a request. The server is told, and gives up at the same time.
-        connect_timeout_s: For making a connection.
-        retry: When a request that was not taken is sent again.
-        batch_items: Inputs in one request. More cost less each, and are all lost if one of them is wrong.
-        concurrency: Requests at once, of one call. More keep a server busier that others use, too.
+        api_key: API key, sent as `Authorization: Bearer`.
+        model: Served name of the model. None: the first one that can do the task.
+        timeout_s: Limit for each call, in seconds. math.inf: only that for each attempt.
+        attempt_timeout_s: Limit for each attempt of a request, in seconds. The server gets it as a deadline.
+        connect_timeout_s: Limit for opening a connection, in seconds.
+        retry: Policy for retries.
+        batch_items: Inputs of one request. More cost less each, but all of them fail if one is wrong.
+        concurrency: Concurrent requests of one call. More leave less of the server to other clients.
 
     Raises:
         ConfigError: A value is out of its range; the message names it.
@@ -97,19 +99,19 @@ class Client(Configured):
         self.close()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._http.close()
 
-    embed = _asks(calls.embed)
-    embed_stream = _streams(calls.embed_stream)
-    classify = _asks(calls.classify)
-    classify_tokens = _asks(calls.classify_tokens)
-    score = _asks(calls.score)
-    rerank = _asks(calls.rerank)
-    tokenize = _asks(calls.tokenize)
-    detokenize = _asks(calls.detokenize)
-    models = _asks(calls.models)
-    ready = _asks(calls.ready)
+    embed = _call_method(embedding_calls.embed)
+    embed_stream = _stream_method(embedding_calls.embed_stream)
+    classify = _call_method(scoring_calls.classify)
+    classify_tokens = _call_method(scoring_calls.classify_tokens)
+    score = _call_method(scoring_calls.score)
+    rerank = _call_method(scoring_calls.rerank)
+    tokenize = _call_method(server_calls.tokenize)
+    detokenize = _call_method(server_calls.detokenize)
+    models = _call_method(server_calls.models)
+    ready = _call_method(server_calls.ready)
 
     def _run(self, call: Call[P, R]) -> R:
         deadline = self._settings.deadline(call.timeout_s, time.monotonic())
@@ -126,14 +128,14 @@ class Client(Configured):
                 if part is None:
                     return
                 try:
-                    answer = self._answer(part.request, deadline, self._ask, ended.wait)
-                    found[part.number] = call.read(answer, part.stretch.count)
+                    answer = self._answer(part.request, deadline, self._exchange_once, ended.wait)
+                    found[part.number] = call.read(answer, part.input_range.count)
                 except StagedPoolError as error:
-                    raise located(error, part.stretch, call.total) from error.__cause__
+                    raise with_input_range(error, part.input_range, call.total) from error.__cause__
                 with turn:
-                    advance(part.stretch.count)
+                    advance(part.input_range.count)
 
-        with shown(call.progress, call.total) as advance:
+        with reporting(call.progress, call.total) as advance:
             if len(begun) == 1:
                 work(advance)
             else:
@@ -147,15 +149,15 @@ class Client(Configured):
             try:
                 answer = self._answer(part.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise located(error, part.stretch, call.total) from error.__cause__
+                raise with_input_range(error, part.input_range, call.total) from error.__cause__
             with closing(opened[-1]) as response:
-                lines = VectorLines(answer, part.stretch, call.total)
+                lines = VectorLines(answer, part.input_range, call.total)
                 try:
                     for chunk in response.iter_bytes():
                         yield from lines.feed(chunk)
                         self._settings.check(deadline, time.monotonic())
                 except httpx.RequestError as error:
-                    raise located(lost(error), part.stretch, call.total) from error
+                    raise with_input_range(lost(error), part.input_range, call.total) from error
                 yield from lines.end()
             prompt_tokens += lines.prompt_tokens or 0
         return Usage(prompt_tokens)
@@ -164,10 +166,10 @@ class Client(Configured):
         self,
         request: Request,
         deadline: float,
-        ask: Callable[[Ask], Answer | NoAnswer],
+        send: Callable[[Attempt], Answer | NoAnswer],
         pause: Callable[[float], bool | None] = time.sleep,
     ) -> Answer:
-        """Drive one exchange to its end. `pause` says whether the call has ended meanwhile."""
+        """Run one exchange to its end. `pause` returns True if the call has ended meanwhile."""
         steps = self._settings.exchange(request, time.monotonic, deadline)
         outcome: Outcome = None
         while True:
@@ -178,29 +180,29 @@ class Client(Configured):
                 return answer
             if isinstance(step, Pause):
                 if pause(step.seconds):
-                    raise _Ended
+                    raise _CallEnded
                 outcome = None
             else:
-                outcome = ask(step)
+                outcome = send(step)
 
-    def _ask(self, ask: Ask) -> Answer | NoAnswer:
-        ends = time.monotonic() + ask.timeout_s
+    def _exchange_once(self, attempt: Attempt) -> Answer | NoAnswer:
+        ends = time.monotonic() + attempt.timeout_s
         body = bytearray()
         try:
-            with closing(self._send(ask)) as response:
+            with closing(self._send(attempt)) as response:
                 for chunk in response.iter_bytes():
                     body += chunk
-                    if time.monotonic() > ends:  # each piece came in time, but all of them did not
+                    if time.monotonic() > ends:  # httpx limits the time of each read, not of all
                         return NoAnswer("timeout")
                 return Answer(response.status_code, headers_of(response), bytes(body))
         except httpx.RequestError as error:
             return failure(error)
 
-    def _open(self, opened: list[httpx.Response], ask: Ask) -> Answer | NoAnswer:
-        """As `_ask`; a result is left open, in `opened`."""
+    def _open(self, opened: list[httpx.Response], attempt: Attempt) -> Answer | NoAnswer:
+        """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
         try:
-            response = self._send(ask)
-            if response.status_code in ask.results:
+            response = self._send(attempt)
+            if response.status_code in attempt.results:
                 opened.append(response)
                 return Answer(response.status_code, headers_of(response))
             with closing(response):
@@ -208,20 +210,27 @@ class Client(Configured):
         except httpx.RequestError as error:
             return failure(error)
 
-    def _send(self, ask: Ask) -> httpx.Response:
+    def _send(self, attempt: Attempt) -> httpx.Response:
         request = self._http.build_request(
-            ask.method, ask.path, content=ask.body, headers=ask.headers, timeout=self._settings.timeouts(ask)
+            attempt.method,
+            attempt.path,
+            content=attempt.body,
+            headers=attempt.headers,
+            timeout=self._settings.timeouts(attempt),
         )
         return self._http.send(request, stream=True)
 
 
 class EmbeddingStream(Iterator[Vector]):
-    """Which input, counted over the whole list, and its vector: float32 [width]; in the order in which they came."""
+    """Iterator over the vectors of a stream, in the order in which they arrive.
+
+    Each element is the index of the input in the whole list, and its vector: float32 [width].
+    """
 
     def __init__(self, vectors: Generator[Vector, None, Usage]) -> None:
         self._vectors = vectors
         self.usage: Usage | None = None
-        """What it cost; None until the last vector was taken."""
+        """Usage of the call; None until the iterator is exhausted."""
 
     def __next__(self) -> Vector:
         try:
@@ -231,12 +240,12 @@ class EmbeddingStream(Iterator[Vector]):
             raise
 
 
-class _Ended(Exception):
-    """Another request of the same call has failed: nobody waits for this one."""
+class _CallEnded(Exception):
+    """Another request of the same call has failed, so this one is abandoned."""
 
 
 def _in_threads(work: Callable[[], None], threads: int, ended: threading.Event) -> None:
-    """Work in so many threads at once, until all are done or one raises; then none begins anything more."""
+    """Run `work` in several threads until all return or one raises; then set `ended`."""
     with ThreadPoolExecutor(threads, "staged-pool client") as pool:
         workers = [pool.submit(work) for _ in range(threads)]
         try:

@@ -1,4 +1,4 @@
-"""How inputs are written in a request: texts, token ids, pairs, images and conversations."""
+"""JSON of inputs in a request: texts, token ids, pairs, images and conversations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _URLS: Final = ("http:", "https:", "file:", "data:")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the inputs of one request have in common."""
+    """Form of inputs; one request has only inputs of one form."""
 
     kind: str
     fields: Mapping[str, object] = field(default_factory=dict)
-    """Of the body, which hold for all of them."""
+    """Fields of the body that apply to all inputs."""
 
 
 _CONTENTS: Final = Form("contents")
@@ -32,10 +32,10 @@ _PAIRS: Final = Form("pairs")
 
 
 def form(given: Given) -> Form:
-    """Inputs of the same form can go in one request.
+    """Return the form of an input.
 
     Raises:
-        InvalidInput: The images of a conversation have different options, which a request cannot say.
+        InvalidInput: The images of a conversation have different options, which a request cannot have.
     """
     if isinstance(given, str):
         return _CONTENTS
@@ -53,26 +53,26 @@ def form(given: Given) -> Form:
 
 
 def options(contents: Iterable[Content]) -> dict[str, object]:
-    """The field that holds the options of their images, where they have any.
+    """Return the field with the options of all images; empty if there are none.
 
     Raises:
-        InvalidInput: They have different ones.
+        InvalidInput: The images have different options.
     """
     found = [image.options for content in contents for image in _images(content)]
-    if any(one != found[0] for one in found):
-        raise InvalidInput("The images that go in one request must have the same options.", param="input")
+    if any(each != found[0] for each in found):
+        raise InvalidInput("The images of one request must have the same options.", param="input")
     return {"mm_processor_kwargs": found[0]} if found and found[0] else {}
 
 
 def characters(given: Given) -> int:
-    """About what an input takes in a body."""
+    """Estimate the characters of an input in a body."""
     if isinstance(given, tuple):
         return sum(_CHARACTERS_OF_AN_ID if isinstance(part, int) else characters(part) for part in given)
     return content_bytes(given) * 4 // 3
 
 
-def written(given: Given) -> object:
-    """An element of `input`."""
+def encoded(given: Given) -> object:
+    """Return the JSON value of an element of `input`."""
     if isinstance(given, Image):
         return {"image": _source(given)}
     if isinstance(given, Chat):
@@ -81,19 +81,19 @@ def written(given: Given) -> object:
 
 
 def document(content: Content) -> object:
-    """A query or a document.
+    """Return the JSON value of a query or a document.
 
     Raises:
-        InvalidInput: It is a conversation of other than one message.
+        InvalidInput: It is a conversation of more or fewer messages than one.
     """
     if isinstance(content, str):
         return content
     if isinstance(content, Image):
         return {"content": [_part(content)]}
     if len(content.messages) != 1:
-        raise InvalidInput("A query or a document is one message, which holds texts and images.", param="documents")
-    said = content.messages[0].get("content")
-    return {"content": [_part(part) for part in (said if isinstance(said, tuple) else (said,))]}
+        raise InvalidInput("A query or a document must be one message of texts and images.", param="documents")
+    parts = content.messages[0].get("content")
+    return {"content": [_part(part) for part in (parts if isinstance(parts, tuple) else (parts,))]}
 
 
 def _images(content: Content) -> tuple[Image, ...]:
@@ -104,8 +104,8 @@ def _images(content: Content) -> tuple[Image, ...]:
 
 def _messages(chat: Chat) -> list[Mapping[str, object]]:
     return [
-        {**message, "content": [_part(part) for part in said]}
-        if isinstance(said := message.get("content"), tuple)
+        {**message, "content": [_part(part) for part in parts]}
+        if isinstance(parts := message.get("content"), tuple)
         else message
         for message in chat.messages
     ]
@@ -119,9 +119,9 @@ def _part(part: object) -> Mapping[str, object]:
 
 
 def _source(image: Image) -> str:
-    """A URL: of its own, or one that holds the file. What kind of a file it is, is for the server to find out."""
+    """Return the URL of an image, or a data URL with its bytes; the server detects the format."""
     if isinstance(image.source, str):
         if not image.source.lower().startswith(_URLS):
-            raise InvalidInput("An Image is made of the bytes of a file, or of its URL.", param="input")
+            raise InvalidInput("The source of an Image must be the bytes of a file, or a URL.", param="input")
         return image.source
     return "data:image/*;base64," + base64.b64encode(image.source).decode("ascii")

@@ -1,4 +1,4 @@
-"""What a call raises: the errors of the engine where the server says which, and those that only a client can have."""
+"""Errors of calls: the engine's, as the server reports them, and those of clients alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from staged_pool.client.batches import Stretch
+from staged_pool.client.batches import InputRange
 from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -26,26 +26,26 @@ from staged_pool.stages.errors import (
 
 
 class ClientError(StagedPoolError):
-    """Base of what goes wrong between a client and a server, whatever was asked."""
+    """Base class of errors between a client and a server."""
 
 
 class ConnectionFailed(ClientError):
-    """There is no server at this address, or the connection ended before the answer did."""
+    """No server answers at this address, or the connection ended too early."""
 
 
 class Unauthorized(ClientError):
-    """The server wants another key than the client has, or any at all."""
+    """The server requires an API key, or another one."""
 
 
 class BadAnswer(ClientError):
-    """The answer is not what a server of this package sends: another service, or another version."""
+    """The answer is not one of this package's server: it is another service or version."""
 
 
 class ServerFailed(ClientError):
-    """The server, or something in front of it, answered with an error that has no class of its own.
+    """The server, or a proxy in front of it, answered with an unknown error.
 
     Args:
-        message: What it said.
+        message: The message of the answer.
         status: The HTTP status.
     """
 
@@ -55,18 +55,18 @@ class ServerFailed(ClientError):
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """What an error object says."""
+    """Error object of an answer."""
 
     message: str = ""
     param: str | None = None
     index: int | None = None
     code: int | str | None = None
     is_route: bool = False
-    """The route is what is not there, as a `detail` beside the object says."""
+    """The route does not exist: the body has `"detail": "Not Found"`."""
 
 
 class _Body(msgspec.Struct):
-    """The error bodies of the dialects: an object, or a text."""
+    """Error body of any dialect: an object, or a text."""
 
     error: Problem | str | None = None
     detail: object = None
@@ -76,7 +76,7 @@ class _Body(msgspec.Struct):
 _BODY: Final = msgspec.json.Decoder(_Body)
 
 RETRY_AFTER_S: Final = 1.0
-"""Of a rejection that does not say when to come back."""
+"""Pause after a rejection without `Retry-After`, in seconds."""
 
 _WITH_INPUT: Final[Mapping[int, type[InvalidInput]]] = {
     400: InvalidInput,
@@ -86,51 +86,55 @@ _WITH_INPUT: Final[Mapping[int, type[InvalidInput]]] = {
     422: UnusableMedia,
 }
 _OTHERS: Final[Mapping[int, Callable[[Problem, float | None], StagedPoolError]]] = {
-    424: lambda said, after_s: ModelFailed(said.message, index=said.index),
-    429: lambda said, after_s: Overloaded(said.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s),
-    501: lambda said, after_s: Unsupported(said.message),
-    502: lambda said, after_s: MediaUnavailable(said.message, index=said.index),
-    503: lambda said, after_s: EngineStopped(said.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s),
-    504: lambda said, after_s: DeadlineExceeded(said.message, stage="server"),
+    424: lambda problem, after_s: ModelFailed(problem.message, index=problem.index),
+    429: lambda problem, after_s: Overloaded(
+        problem.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s
+    ),
+    501: lambda problem, after_s: Unsupported(problem.message),
+    502: lambda problem, after_s: MediaUnavailable(problem.message, index=problem.index),
+    503: lambda problem, after_s: EngineStopped(
+        problem.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s
+    ),
+    504: lambda problem, after_s: DeadlineExceeded(problem.message, stage="server"),
 }
 
 
 def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> StagedPoolError:
-    """What an answer means that is not a result.
+    """Return the error of an answer that is not a result.
 
     Args:
-        status: Of HTTP.
-        body: The error object of any dialect; or anything else, which a proxy may have written.
-        retry_after_s: What the answer's `Retry-After` says, in seconds.
+        status: HTTP status.
+        body: Error object of any dialect, or anything else that a proxy has written.
+        retry_after_s: `Retry-After` of the answer, in seconds.
     """
-    said, ours = _said(body)
-    if not said.message:
-        said.message = f"The server answered with status {status} and no reason"
+    problem, ours = _read_problem(body)
+    if not problem.message:
+        problem.message = f"The server answered with status {status} and no reason"
     if status in (401, 403):
-        return Unauthorized(said.message)
-    if status == 404 and ours and said.is_route:
-        return Unsupported(said.message)
+        return Unauthorized(problem.message)
+    if status == 404 and ours and problem.is_route:
+        return Unsupported(problem.message)
     if status == 404 and not ours:
         return Unsupported(
-            "The server has no such route: it is another service or version, or its model has no such task"
+            "The server does not have this route: it is another service or version, or its model has no such task"
         )
     if status == 502 and not ours:
-        return ServerFailed("A proxy before the server could not reach it", status=status)
+        return ServerFailed("A proxy in front of the server could not reach it", status=status)
     if status in _WITH_INPUT:
-        return _WITH_INPUT[status](said.message, param=said.param, index=said.index)
+        return _WITH_INPUT[status](problem.message, param=problem.param, index=problem.index)
     if status in _OTHERS:
-        return _OTHERS[status](said, retry_after_s)
-    return ServerFailed(said.message, status=status)
+        return _OTHERS[status](problem, retry_after_s)
+    return ServerFailed(problem.message, status=status)
 
 
-def problem_error(said: Problem) -> StagedPoolError:
-    """What the error object in a line of a stream means."""
-    status = said.code if isinstance(said.code, int) else 500
-    return error_of(status, msgspec.json.encode({"error": said}))
+def problem_error(problem: Problem) -> StagedPoolError:
+    """Return the error of an error object in a line of a stream."""
+    status = problem.code if isinstance(problem.code, int) else 500
+    return error_of(status, msgspec.json.encode({"error": problem}))
 
 
-def _said(body: bytes) -> tuple[Problem, bool]:
-    """What a body says, and whether it holds an error object."""
+def _read_problem(body: bytes) -> tuple[Problem, bool]:
+    """Read the problem of a body; True if the body has an error object."""
     try:
         found = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -144,19 +148,19 @@ def _said(body: bytes) -> tuple[Problem, bool]:
     return Problem(), False
 
 
-def located(error: StagedPoolError, stretch: Stretch, total: int) -> StagedPoolError:
-    """The same error of a call that was sent in batches: says which inputs failed, and counts as the caller does.
+def with_input_range(error: StagedPoolError, input_range: InputRange, total: int) -> StagedPoolError:
+    """Name the inputs of a batch in its error, and count `index` over the call.
 
     Args:
-        error: Of a request that held the inputs of `stretch`.
-        stretch: See `error`.
-        total: Inputs of the call.
+        error: Error of one request of a call.
+        input_range: Inputs of that request.
+        total: Number of inputs of the call.
     """
-    if stretch.count == total:
+    if input_range.count == total:
         return error
-    message = f"Inputs {stretch.first} to {stretch.last - 1} of {total}: {error}"
+    message = f"Inputs {input_range.first} to {input_range.last - 1} of {total}: {error}"
     if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable) and error.index is not None:
-        error.index += stretch.first
+        error.index += input_range.first
         message += f" (input {error.index} of the call)"
     error.args = (message, *error.args[1:])
     return error

@@ -1,4 +1,4 @@
-"""A call as requests and the reading of their answers: pure, and the same for both clients."""
+"""Calls: their requests, and functions to read and join the answers. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from staged_pool.client.batches import Stretch, cut
-from staged_pool.client.contents import Form, Given, form, written
+from staged_pool.client.batches import InputRange, split
+from staged_pool.client.contents import Form, Given, encoded, form
 from staged_pool.client.exchange import Answer, Request
 from staged_pool.client.progress import Progress
 from staged_pool.runtime.requests import Image, PairInput, TextInput
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the calls of a client have in common."""
+class CallDefaults:
+    """Settings of a client that apply to all its calls."""
 
     model: str | None
     batch_items: int
 
     def fields(self, model: str | None, **fields: object) -> dict[str, object]:
-        """Of a body that asks `model`, or the client's own; those that are None are left to the server."""
+        """Return the fields of a body without those that are None; the model is `model` or the client's own."""
         asked = self.model if model is None else model
         return {name: value for name, value in {"model": asked, **fields}.items() if value is not None}
 
@@ -35,30 +35,30 @@ class Part:
     """One request of a call."""
 
     number: int
-    stretch: Stretch
+    input_range: InputRange
     request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[P, R]):
-    """What is asked of the server, in one request or several."""
+    """One call, as one request or several."""
 
     total: int
-    """Inputs."""
+    """Number of inputs."""
     parts: Callable[[], Iterator[Part]]
-    """Made one by one, as they are sent."""
+    """Returns the requests, which are made while they are sent."""
     read: Callable[[Answer, int], P]
-    """What the answer to a request for so many inputs holds."""
+    """Reads the answer to a request; the second argument is its number of inputs."""
     join: Callable[[Sequence[P]], R]
-    """The result of the parts, which are in order."""
+    """Joins the results of all requests, in their order."""
     timeout_s: float | None
-    """None: the client's own."""
+    """Limit in seconds. None: the client's own."""
     progress: Progress = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What is asked of the server, in requests whose answers are read in lines."""
+    """One call with streamed answers."""
 
     total: int
     parts: Iterator[Part]
@@ -66,14 +66,14 @@ class Streamed:
 
 
 def source(given: TextInput | PairInput | Image) -> Given:
-    """As it is sent."""
+    """Return an input as it is sent."""
     if isinstance(given, PairInput):
         return given.first, given.second
     return given if isinstance(given, Image) else given.source
 
 
 def parts_of(
-    own: Options,
+    defaults: CallDefaults,
     path: str,
     inputs: Sequence[Given],
     fields: Callable[[Sequence[Any]], dict[str, object]],
@@ -81,29 +81,29 @@ def parts_of(
     form_of: Callable[[Given], Form] = form,
     streamed: bool = False,
 ) -> Iterator[Part]:
-    """Requests for some of the inputs each.
+    """Yield the requests of a call, one for each batch of inputs.
 
     Args:
-        own: Of the client.
-        path: Of the route.
-        inputs: Of the call.
-        fields: Of the body of a request for these inputs.
-        form_of: See `cut`.
+        defaults: Settings of the client.
+        path: Path of the route.
+        inputs: Inputs of the call.
+        fields: Returns the fields of the body for a batch.
+        form_of: See `split`.
         streamed: See `Request`.
     """
-    for number, stretch in enumerate(cut(inputs, max_items=own.batch_items, form_of=form_of)):
-        some = inputs[stretch.first : stretch.last]
-        yield Part(number, stretch, Request(path=path, fields=fields(some), streamed=streamed))
+    for number, input_range in enumerate(split(inputs, max_items=defaults.batch_items, form_of=form_of)):
+        some = inputs[input_range.first : input_range.last]
+        yield Part(number, input_range, Request(path=path, fields=fields(some), streamed=streamed))
 
 
 def with_inputs(common: Mapping[str, object], some: Sequence[Given]) -> dict[str, object]:
-    """The body of a request that has `input`."""
+    """Return the fields of a body with `input`."""
     shared = form(some[0]).fields if some else {}
-    return {**common, **shared, "input": [written(given) for given in some]}
+    return {**common, **shared, "input": [encoded(given) for given in some]}
 
 
 def batched(
-    own: Options,
+    defaults: CallDefaults,
     path: str,
     inputs: Sequence[Given],
     common: Mapping[str, object],
@@ -113,16 +113,16 @@ def batched(
     timeout_s: float | None,
     progress: Progress,
 ) -> Call[P, R]:
-    """A call of which each request has the fields in common and some of the inputs."""
-    parts = partial(parts_of, own, path, inputs, partial(with_inputs, common))
+    """Make a call that sends its inputs in batches, with the same other fields."""
+    parts = partial(parts_of, defaults, path, inputs, partial(with_inputs, common))
     return Call(total=len(inputs), parts=parts, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
 def single(request: Request, read: Callable[[Answer], P], timeout_s: float | None) -> Call[P, P]:
-    """A call that is one request."""
+    """Make a call of one request."""
     return Call(
         total=1,
-        parts=lambda: iter((Part(0, Stretch(0, 1), request),)),
+        parts=lambda: iter((Part(0, InputRange(0, 1), request),)),
         read=lambda answer, count: read(answer),
         join=lambda parts: parts[0],
         timeout_s=timeout_s,

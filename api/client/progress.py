@@ -1,4 +1,4 @@
-"""How far a call of many inputs has come."""
+"""Progress of a call of many inputs: a bar, or a function."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 Progress: TypeAlias = bool | Callable[[int, int], None]
-"""True: a bar on standard error, where that is a terminal. Or a function, which is told how many inputs are done, and
-of how many. That of a `Client` is called in its threads, one call at a time."""
+"""Progress of a call. True: a bar on standard error, if that is a terminal. False: none.
+
+Or a function of the number of inputs done and their total. A `Client` calls it from its threads, one call at a time.
+"""
 
 
 @contextmanager
-def shown(progress: Progress, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives what is to be told how many more inputs are done."""
+def reporting(progress: Progress, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of inputs that were just done."""
     if progress is False:
         yield lambda count: None
         return
     done = 0
     if progress is not True:
-        told = progress
+        report = progress
 
         def advance(count: int) -> None:
             nonlocal done
             done += count
-            told(done, total)
+            report(done, total)
 
         yield advance
         return
@@ -33,7 +35,7 @@ def shown(progress: Progress, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress as Bar
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Without its own thread: nothing is left behind, and it is drawn when something has changed.
+    # Without a thread of its own, which could outlive the call: the bar is drawn at each change.
     with Bar(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
 

@@ -1,4 +1,4 @@
-"""What the answers of a call hold, and the one result that they make together."""
+"""Conversion of the answers of a call to results, and of these to one result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, Sco
 
 def read_vectors(answer: Answer, count: int) -> EmbedResult:
     body = decode(answers.VECTORS, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
+    rows = in_order(body.data, [entry.index for entry in body.data], count)
     return EmbedResult(
-        dense=matrix([one.embedding for one in rows]), usage=Usage(body.usage.prompt_tokens), model=body.model
+        dense=matrix([entry.embedding for entry in rows]), usage=Usage(body.usage.prompt_tokens), model=body.model
     )
 
 
 def read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> EmbedResult:
     body = decode(answers.POOLED, answer.body)
-    rows = [one.data for one in in_order(body.data, [one.index for one in body.data], count)]
+    rows = [entry.data for entry in in_order(body.data, [entry.index for entry in body.data], count)]
     dense = [row.embed for row in rows if row.embed is not None]
     sparse = [SparseVector(integers(row.sparse.indices), floats(row.sparse.values)) for row in rows if row.sparse]
     multi = [np.asarray(row.token_embed, np.float32) for row in rows if row.token_embed is not None]
@@ -39,7 +39,7 @@ def read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> Embe
     }
     for output, found in lists.items():
         if output in outputs and len(found) != count:
-            raise BadAnswer(f"The answer lacks {output.value} of {count - len(found)} inputs")
+            raise BadAnswer(f"The answer lacks the output {output.value} of {count - len(found)} inputs")
     return EmbedResult(
         dense=matrix(dense) if Output.DENSE in outputs else None,
         sparse=tuple(sparse) if Output.SPARSE in outputs else None,
@@ -56,12 +56,12 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
         return first
     return EmbedResult(
         dense=None if first.dense is None else np.concatenate([part.embeddings for part in parts]),
-        sparse=None if first.sparse is None else tuple(one for part in parts for one in part.sparse or ()),
+        sparse=None if first.sparse is None else tuple(row for part in parts for row in part.sparse or ()),
         multi_vector=(
-            None if first.multi_vector is None else tuple(one for part in parts for one in part.multi_vector or ())
+            None if first.multi_vector is None else tuple(row for part in parts for row in part.multi_vector or ())
         ),
         token_weights=(
-            None if first.token_weights is None else tuple(one for part in parts for one in part.token_weights or ())
+            None if first.token_weights is None else tuple(row for part in parts for row in part.token_weights or ())
         ),
         usage=_usage(parts),
         model=first.model,
@@ -70,9 +70,9 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
 
 def read_labels(answer: Answer, count: int) -> ClassifyResult:
     body = decode(answers.LABELS, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
+    rows = in_order(body.data, [entry.index for entry in body.data], count)
     return ClassifyResult(
-        scores=matrix([one.probs for one in rows]),
+        scores=matrix([entry.probs for entry in rows]),
         labels=tuple(body.labels),
         usage=Usage(body.usage.prompt_tokens),
         model=body.model,
@@ -86,23 +86,23 @@ def join_labels(parts: Sequence[ClassifyResult]) -> ClassifyResult:
 
 def read_entities(answer: Answer, count: int) -> EntitiesResult:
     body = decode(answers.ENTITIES, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
+    rows = in_order(body.data, [entry.index for entry in body.data], count)
     entities = tuple(
-        tuple(Entity(found.label, found.score, found.start, found.end, found.text) for found in one.entities)
-        for one in rows
+        tuple(Entity(found.label, found.score, found.start, found.end, found.text) for found in entry.entities)
+        for entry in rows
     )
     return EntitiesResult(entities, Usage(body.usage.prompt_tokens), body.model)
 
 
 def join_entities(parts: Sequence[EntitiesResult]) -> EntitiesResult:
-    return EntitiesResult(tuple(one for part in parts for one in part.entities), _usage(parts), parts[0].model)
+    return EntitiesResult(tuple(row for part in parts for row in part.entities), _usage(parts), parts[0].model)
 
 
 def read_scores(answer: Answer, count: int) -> ScoreResult:
     body = decode(answers.SCORES, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
-    scores = np.array([one.score for one in rows], np.float32)
-    logits = [one.logit for one in rows if one.logit is not None]
+    rows = in_order(body.data, [entry.index for entry in body.data], count)
+    scores = np.array([entry.score for entry in rows], np.float32)
+    logits = [entry.logit for entry in rows if entry.logit is not None]
     return ScoreResult(
         scores=scores,
         usage=Usage(body.usage.prompt_tokens),

@@ -1,4 +1,4 @@
-"""What calls give that an engine gives in another form, or not at all."""
+"""Results of the clients that have no equal among the engine's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from staged_pool.runtime.results import Entity, Usage
 
 @dataclass(frozen=True, slots=True)
 class EntitiesResult:
-    """The entities in each text."""
+    """Entities in each text, in the order of the texts."""
 
     entities: tuple[tuple[Entity, ...], ...]
     usage: Usage
@@ -20,31 +20,31 @@ class EntitiesResult:
 
 @dataclass(frozen=True, slots=True)
 class TokensResult:
-    """One tokenized text."""
+    """Tokens of one text."""
 
     ids: tuple[int, ...]
     strings: tuple[str, ...]
-    """What each id stands for, in the tokenizer's own spelling."""
+    """The token of each id, in the tokenizer's notation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model of the server."""
+    """Model that a server serves."""
 
     name: str
     max_tokens: int | None
-    """Longest input, special tokens included."""
+    """Maximum tokens of an input, special tokens included."""
     card: Mapping[str, Any] = field(default_factory=dict)
-    """What the server understood of it, by the names of `ModelCard`."""
+    """The server's description of the model, with the fields of `ModelCard`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the server takes requests."""
+    """Readiness of a server; true if it accepts requests."""
 
     ready: bool
     reason: str = ""
-    """Why not."""
+    """Reason if the server is not ready."""
 
     def __bool__(self) -> bool:
         return self.ready

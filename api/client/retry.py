@@ -1,4 +1,4 @@
-"""Whether a request is sent again, and when: pure."""
+"""Policy for retries: if and when a request is sent again. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from staged_pool.stages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how patiently a client repeats a request that was not taken.
+    """Policy for retries of requests that failed.
 
-    Repeated are rejections for overload (429), answers of a server that starts or drains (503), and connections that
-    cannot be made. Requests of this package change nothing on the server, so one whose connection ends before its
-    answer is complete is repeated too, but only once: it may be what ended the server.
+    Retried are rejections for overload (429), answers of a server that starts or drains (503), and failed connections.
+    Requests change nothing on the server, so a request is also retried if its connection ends before the end of the
+    answer. This is done only once, because the request may have crashed the server.
 
     Raises:
         ConfigError: A value is out of its range; the message names field, value and range.
     """
 
     retries: int = 4
-    """After the first try. 0: every rejection is raised at once."""
+    """Maximum retries after the first attempt. 0: every rejection is raised at once."""
 
     first_pause_s: float = 0.25
-    """Before the first retry, where the server does not say; each further pause is twice as long."""
+    """Pause before the first retry in seconds, if the server names none; each further pause is twice as long."""
 
     max_pause_s: float = 30.0
-    """The longest pause. A server that asks for a longer one is not waited for: its rejection is raised."""
+    """Maximum pause in seconds. If the server asks for a longer one, its rejection is raised."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.retries <= 1000:
@@ -41,12 +41,12 @@ class RetryPolicy:
                 raise ConfigError(f"{name}={value!r}: must be above 0 and up to 86400")
 
     def pause_s(self, retry: int, *, retry_after_s: float | None, luck: float) -> float | None:
-        """How long to wait before a retry; None if there is to be none.
+        """Return the pause before the next retry in seconds; None: do not retry.
 
         Args:
-            retry: How many retries there were already.
-            retry_after_s: When the server says that a retry has a chance. A retry never comes earlier.
-            luck: From 0 to 1, at random: clients that were refused together do not come back together.
+            retry: Number of retries so far.
+            retry_after_s: `Retry-After` of the server in seconds; the pause is never shorter.
+            luck: Random number from 0 to 1, so that clients that were rejected together do not retry together.
         """
         if retry >= self.retries or (retry_after_s or 0.0) > self.max_pause_s:
             return None
@@ -56,10 +56,12 @@ class RetryPolicy:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """What `Retry-After` says: seconds, or a date, which counts from the answer's own (RFC 9110, section 10.2.3).
+    """Return `Retry-After` in seconds; None if it is missing or invalid (RFC 9110, section 10.2.3).
+
+    A date counts from the `Date` of the answer.
 
     Args:
-        headers: Of the answer, by their names in lower case.
+        headers: Headers of the answer, by their names in lower case.
     """
     text = headers.get("retry-after", "").strip()
     if not text:

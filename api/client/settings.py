@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 import httpx
 
 from staged_pool.client.errors import ConnectionFailed
-from staged_pool.client.exchange import Ask, Exchange, NoAnswer, Request, exchange
-from staged_pool.client.plans import Options
+from staged_pool.client.exchange import Attempt, Exchange, NoAnswer, Request, exchange
+from staged_pool.client.plans import CallDefaults
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.runtime import arguments
 from staged_pool.stages.errors import ConfigError, DeadlineExceeded, StagedPoolError
@@ -25,7 +25,11 @@ BASE_URL: Final = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Raises `ConfigError` for a value out of its range; see `Client` for the fields."""
+    """Settings of a client; see `Client` for the fields.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
 
     base_url: str
     unix_socket: str | os.PathLike[str] | None
@@ -42,7 +46,7 @@ class Settings:
         if not _is_address(self.base_url):
             raise ConfigError("base_url: must be an http or https address, such as http://127.0.0.1:8000")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
-            raise ConfigError("api_key: must be printable ASCII, and not empty")  # the key itself is nobody's to read
+            raise ConfigError("api_key: must be printable ASCII, and not empty")  # without the key, which is secret
         for name in ("timeout_s", "attempt_timeout_s", "connect_timeout_s"):
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"{name}={value!r}: must be above 0")
@@ -52,17 +56,17 @@ class Settings:
                 raise ConfigError(f"{name}={value!r}: must be between 1 and 100000")
 
     @property
-    def options(self) -> Options:
-        return Options(self.model, self.batch_items)
+    def call_defaults(self) -> CallDefaults:
+        return CallDefaults(self.model, self.batch_items)
 
     def http(self) -> dict[str, Any]:
-        """Arguments of httpx's clients; the transports come beside them."""
+        """Return the arguments of httpx's clients, without the transport."""
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
         return {"base_url": self.base_url, "headers": headers, "limits": self.limits, "verify": self._verify}
 
     @property
     def _verify(self) -> ssl.SSLContext | Literal[True]:
-        """httpx reads the certificates of all authorities for each client, some 30 ms: not where there is no TLS."""
+        """TLS context; without TLS an empty one, because httpx takes about 30 ms to load the CA certificates."""
         return True if httpx.URL(self.base_url).scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     @property
@@ -74,17 +78,17 @@ class Settings:
         return None if self.unix_socket is None else os.fspath(self.unix_socket)
 
     def deadline(self, timeout_s: float | None, now: float) -> float:
-        """Of a call that begins now.
+        """Return the deadline of a call that begins now.
 
         Raises:
-            InvalidInput: `timeout_s` is no number of seconds above 0.
+            InvalidInput: `timeout_s` is not a number above 0.
         """
         wanted = self.timeout_s if timeout_s is None else timeout_s
         arguments.time_limit(wanted)
         return now + wanted
 
     def exchange(self, request: Request, clock: Callable[[], float], deadline: float) -> Exchange:
-        """See `exchange.exchange`."""
+        """Start an exchange with these settings; see `exchange.exchange`."""
         return exchange(
             request,
             policy=self.retry,
@@ -95,18 +99,22 @@ class Settings:
         )
 
     def check(self, deadline: float, now: float) -> None:
-        """Raises `DeadlineExceeded` where a call has no time left."""
+        """Check the deadline of a stream.
+
+        Raises:
+            DeadlineExceeded: The deadline has passed.
+        """
         if now >= deadline:
-            raise DeadlineExceeded("The time was up before the last vector came", stage="client")
+            raise DeadlineExceeded("The deadline passed before the last vector arrived", stage="client")
 
-    def timeouts(self, ask: Ask) -> httpx.Timeout:
-        """Of one try: no step of it may take longer than all of it."""
-        left_s = None if math.isinf(ask.timeout_s) else ask.timeout_s
-        return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, ask.timeout_s), pool=None)
+    def timeouts(self, attempt: Attempt) -> httpx.Timeout:
+        """Return the timeouts of one attempt; each of its steps has the limit of the attempt."""
+        left_s = None if math.isinf(attempt.timeout_s) else attempt.timeout_s
+        return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, attempt.timeout_s), pool=None)
 
 
-class Configured(ABC):
-    """Settings of a client; for the arguments see `Client`."""
+class BaseClient(ABC):
+    """Base of both clients: their arguments, see `Client`."""
 
     def __init__(
         self,
@@ -138,26 +146,26 @@ class Configured(ABC):
 
     @abstractmethod
     def _connect(self) -> None:
-        """Make what carries the bytes."""
+        """Make the HTTP client."""
 
 
 def failure(error: httpx.RequestError) -> NoAnswer:
-    """Our error for one of httpx, where there is no answer."""
-    said = str(error) or type(error).__name__
+    """Convert an httpx error before the answer to an outcome."""
+    message = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return NoAnswer("unreachable", said)
-    return NoAnswer("timeout" if isinstance(error, httpx.TimeoutException) else "cut off", said)
+        return NoAnswer("unreachable", message)
+    return NoAnswer("timeout" if isinstance(error, httpx.TimeoutException) else "cut off", message)
 
 
 def lost(error: httpx.RequestError) -> StagedPoolError:
-    """Our error for one of httpx in the middle of an answer, of which some was used already."""
+    """Convert an httpx error in the middle of a streamed answer, which cannot be retried."""
     if isinstance(error, httpx.TimeoutException):
-        return DeadlineExceeded("The server fell silent in the middle of its answer", stage="client")
+        return DeadlineExceeded("The server sent nothing more in the middle of its answer", stage="client")
     return ConnectionFailed(f"The connection ended in the middle of the answer: {str(error) or type(error).__name__}")
 
 
 def headers_of(response: httpx.Response) -> Mapping[str, str]:
-    """By their names in lower case; of one that comes twice, the values in one."""
+    """Return the headers by their names in lower case; repeated ones are joined."""
     return {name.lower(): value for name, value in response.headers.items()}
 
 

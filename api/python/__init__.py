@@ -1,12 +1,17 @@
-"""Serve pooling models from inside an anyio program: `open_engine`, `EngineConfig`, and what they give and raise.
+"""Pooling models (embeddings, scores, labels) in your own program, or from a server.
 
-async with staged_pool.open_engine(staged_pool.EngineConfig(model="...")) as engine:
-    result = await engine.embed(["a query", "a passage"])
+In an asyncio or trio program:
 
-Or ask a server, by the same names: `Client`, and `AsyncClient` on asyncio and trio.
+    async with staged_pool.open_engine(staged_pool.EngineConfig(model="...")) as engine:
+        result = await engine.embed(["a query", "a passage"])
+        result.embeddings  # float32 [2, width]
 
-with staged_pool.Client("http://127.0.0.1:8000") as client:
-    result = client.embed(["a query", "a passage"])
+From a server, with the same methods (`AsyncClient` on asyncio and trio):
+
+    with staged_pool.Client("http://127.0.0.1:8000") as client:
+        result = client.embed(["a query", "a passage"])
+
+All errors are subclasses of `StagedPoolError`.
 """
 
 from importlib.metadata import version
@@ -123,7 +128,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The clients, once they are asked for: they take longer to import than all the rest."""
+    """Import the clients at their first use, because that takes longer than all the rest."""
     if name in ("AsyncClient", "Client", "RetryPolicy"):
         from staged_pool import client
 

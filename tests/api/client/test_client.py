@@ -364,9 +364,9 @@ async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(bl
             ("classify", (5,), {}, "must be texts or images"),
             ("score", (["a", "b"], ["c", "d", "e"]), {}, "found 2 and 3"),
             ("rerank", ("a", ["b"]), {"top_n": -1}, "top_n must be at least 0"),
-            ("rerank", (["a", "c"], ["b"]), {}, "query must be one, not 2"),
+            ("rerank", (["a", "c"], ["b"]), {}, "query must be a single query, not 2"),
             ("rerank", (5, ["b"]), {}, "query must be a text"),
-            ("embed", ([*["a"] * 3, Image("a path")],), {}, "bytes of a file, or of its URL"),
+            ("embed", ([*["a"] * 3, Image("a path")],), {}, "bytes of a file, or a URL"),
             ("tokenize", (5,), {}, "text must be a text"),
         ]
         for method, args, options, message in wrong:
@@ -376,7 +376,7 @@ async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(bl
 
 async def test_what_is_wrong_with_a_later_batch_is_an_error_of_its_own_class(blocking: bool) -> None:
     async with letters() as (url, _), asking(blocking, url, batch_items=1, concurrency=2) as ask:
-        with pytest.raises(InvalidInput, match="bytes of a file, or of its URL"):
+        with pytest.raises(InvalidInput, match="bytes of a file, or a URL"):
             await ask("embed", [*["a"] * 9, Image("a path")])
 
 

@@ -11,14 +11,14 @@ import pytest
 from staged_pool.api.wire.dialects.classify import read_classify
 from staged_pool.api.wire.dialects.openai import read_embeddings
 from staged_pool.api.wire.dialects.score import read_score
-from staged_pool.client import calls
-from staged_pool.client.plans import Call, Options
+from staged_pool.client import embedding_calls, scoring_calls
+from staged_pool.client.plans import Call, CallDefaults
 from staged_pool.runtime import arguments
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 from tests.doubles import CARD
 
-OPTIONS = Options(model=None, batch_items=3)
+OPTIONS = CallDefaults(model=None, batch_items=3)
 FILE = Image(b"\x89PNG\r\n\x1a\n and the rest of it")
 LINK = Image("https://example.org/a%20image.png?size=2#part")
 SMALL = Image(FILE.source, {"size": {"height": 4, "width": 4}})
@@ -33,7 +33,7 @@ def bodies(call: Call[Any, Any]) -> list[bytes]:
 
 
 def embedding(inputs: Any, max_tokens: int | None = None) -> list[bytes]:
-    return bodies(calls.embed(OPTIONS, inputs, max_tokens=max_tokens))
+    return bodies(embedding_calls.embed(OPTIONS, inputs, max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize(
@@ -59,24 +59,24 @@ def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
 
 def test_a_salt_goes_with_every_request_of_a_call() -> None:
     asked: list[Call[Any, Any]] = [
-        calls.embed(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
-        calls.embed(OPTIONS, ["a"], outputs="sparse", cache_salt="pepper"),
-        calls.classify(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
-        calls.classify_tokens(OPTIONS, ["a"], cache_salt="pepper"),
-        calls.score(OPTIONS, "a", ["b", "c", "d", "e"], cache_salt="pepper"),
-        calls.rerank(OPTIONS, "a", ["b"], cache_salt="pepper"),
+        embedding_calls.embed(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
+        embedding_calls.embed(OPTIONS, ["a"], outputs="sparse", cache_salt="pepper"),
+        scoring_calls.classify(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
+        scoring_calls.classify_tokens(OPTIONS, ["a"], cache_salt="pepper"),
+        scoring_calls.score(OPTIONS, "a", ["b", "c", "d", "e"], cache_salt="pepper"),
+        scoring_calls.rerank(OPTIONS, "a", ["b"], cache_salt="pepper"),
     ]
     parts = [part for call in asked for part in call.parts()]
-    parts += calls.embed_stream(OPTIONS, ["a"], cache_salt="pepper").parts
+    parts += embedding_calls.embed_stream(OPTIONS, ["a"], cache_salt="pepper").parts
     assert [dict(part.request.fields or {}).get("cache_salt") for part in parts] == ["pepper"] * 10
-    assert b"cache_salt" not in b"".join(bodies(calls.embed(OPTIONS, ["a"])))
+    assert b"cache_salt" not in b"".join(bodies(embedding_calls.embed(OPTIONS, ["a"])))
     with pytest.raises(InvalidInput, match="cache_salt must be a text"):
-        calls.embed(OPTIONS, ["a"], cache_salt="")
+        embedding_calls.embed(OPTIONS, ["a"], cache_salt="")
 
 
 def test_pairs_arrive_among_texts() -> None:
     inputs: Any = [("a", "b"), ("c", "d"), "e"]
-    call = calls.classify(OPTIONS, inputs)
+    call = scoring_calls.classify(OPTIONS, inputs)
     arrived = [given for body in bodies(call) for given in read_classify(body, CARD)[0].inputs]
     assert arrived == list(arguments.inputs_or_pairs(inputs, None))
 
@@ -92,7 +92,7 @@ def test_pairs_arrive_among_texts() -> None:
     ids=["texts", "images", "both", "pairs"],
 )
 def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents: Any) -> None:
-    call = calls.score(OPTIONS, queries, documents)
+    call = scoring_calls.score(OPTIONS, queries, documents)
     requests = [read_score(body, CARD)[0] for body in bodies(call)]
     wanted = arguments.contents("queries", queries)
     arrived = [query for request in requests for query in request.queries]
@@ -106,7 +106,7 @@ def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents
     ("contents", "message"),
     [
         ([Chat(({"role": "user", "content": (FILE, SMALL)},))], "the same options"),
-        ([Image("a/path.png")], "bytes of a file, or of its URL"),
+        ([Image("a/path.png")], "bytes of a file, or a URL"),
     ],
 )
 def test_what_a_request_cannot_say_is_refused(contents: Sequence[Any], message: str) -> None:
@@ -115,6 +115,6 @@ def test_what_a_request_cannot_say_is_refused(contents: Sequence[Any], message: 
 
 
 def test_a_document_is_one_message() -> None:
-    call = calls.score(OPTIONS, "a", [SAID])
+    call = scoring_calls.score(OPTIONS, "a", [SAID])
     with pytest.raises(InvalidInput, match="one message"):
         bodies(call)

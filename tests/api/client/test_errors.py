@@ -7,8 +7,8 @@ import json
 import pytest
 
 from staged_pool.api import status
-from staged_pool.client.batches import Stretch
-from staged_pool.client.errors import ServerFailed, Unauthorized, error_of, located
+from staged_pool.client.batches import InputRange
+from staged_pool.client.errors import ServerFailed, Unauthorized, error_of, with_input_range
 from staged_pool.stages import errors
 
 SENT: list[errors.StagedPoolError] = [
@@ -72,19 +72,19 @@ def test_a_route_that_is_not_there_is_not_an_unknown_model() -> None:
 
 
 def test_a_failed_batch_is_named_and_its_index_counts_over_the_whole_call() -> None:
-    found = located(errors.InvalidInput("Input 3 is wrong", index=3), Stretch(128, 64), 200)
+    found = with_input_range(errors.InvalidInput("Input 3 is wrong", index=3), InputRange(128, 64), 200)
     assert isinstance(found, errors.InvalidInput)
     assert found.index == 131
     assert str(found) == "Inputs 128 to 191 of 200: Input 3 is wrong (input 131 of the call)"
 
 
 def test_a_deadline_that_passed_is_named_too() -> None:
-    found = located(errors.DeadlineExceeded("late", stage="client"), Stretch(0, 64), 200)
+    found = with_input_range(errors.DeadlineExceeded("late", stage="client"), InputRange(0, 64), 200)
     assert str(found) == "Inputs 0 to 63 of 200: late"
 
 
 def test_an_error_of_a_call_of_one_batch_is_left_as_it_is() -> None:
-    found = located(errors.InvalidInput("Input 3 is wrong", index=3), Stretch(0, 64), 64)
+    found = with_input_range(errors.InvalidInput("Input 3 is wrong", index=3), InputRange(0, 64), 64)
     assert (str(found), getattr(found, "index", None)) == ("Input 3 is wrong", 3)
 
 

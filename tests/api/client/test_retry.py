@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.client.errors import ConnectionFailed, ServerFailed
-from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request, exchange
+from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request, exchange
 from staged_pool.client.retry import RetryPolicy, retry_after_s
 from staged_pool.stages.errors import ConfigError, DeadlineExceeded, EngineStopped, InvalidInput, Overloaded
 
@@ -38,7 +38,7 @@ class Drive:
         attempt_timeout_s: float = math.inf,
     ) -> None:
         self.now = 100.0
-        self.asks: list[Ask] = []
+        self.asks: list[Attempt] = []
         self.pauses: list[float] = []
         self._outcomes = list(outcomes)
         self._try_s = try_s

@@ -1,0 +1,136 @@
+"""Calls for vectors: their arguments and their requests. Pure.
+
+`Client` and `AsyncClient` make their methods from these functions. The methods have the same docstrings, and the same
+parameters but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Final
+
+from staged_pool.client import reading
+from staged_pool.client.contents import Given
+from staged_pool.client.plans import Call, CallDefaults, Streamed, batched, parts_of, source, with_inputs
+from staged_pool.client.progress import Progress
+from staged_pool.runtime import arguments
+from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.requests import DENSE_ONLY, Output
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.errors import InvalidInput
+
+TASKS: Final[Mapping[Output, str]] = {
+    Output.DENSE: "embed",
+    Output.SPARSE: "sparse",
+    Output.MULTI_VECTOR: "token_embed",
+    Output.TOKEN_WEIGHTS: "token_classify",
+}
+"""Names of outputs in the route `/pooling`."""
+
+_BASE64: Final[Mapping[str, object]] = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
+
+
+def embed(
+    defaults: CallDefaults,
+    inputs: Inputs,
+    *,
+    outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    max_tokens: int | None = None,
+    cache_salt: str | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
+) -> Call[EmbedResult, EmbedResult]:
+    """Compute the vectors of each input; see `Engine.embed` for the result.
+
+    Args:
+        inputs: One input or a list: texts, token ids, images or conversations.
+        outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights`.
+        dimensions: Keep this number of values of each dense vector, and normalize them again. None: all.
+        normalize: Scale dense vectors to length 1. False: as pooled.
+        prompt_name: Name of the model's prompt to put before each text.
+        prompt: Text to put before each text.
+        max_tokens: Truncate inputs to this number of tokens; `MODEL_MAX`: to the model's limit. None: reject an input
+            over the model's limit.
+        cache_salt: Share cached and coalesced results only with calls of the same salt.
+        model: Served name of the model. None: the client's own.
+        timeout_s: Limit for the whole call, in seconds. None: the client's own.
+        progress: Progress bar or function, see `Progress`.
+
+    Raises:
+        InvalidInput: An argument or an input is wrong.
+    """
+    wanted = arguments.outputs(outputs)
+    if not wanted or not wanted <= TASKS.keys():
+        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(TASKS))}.", param="outputs")
+    sources, common = _vectors(
+        defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
+    )
+    if wanted == DENSE_ONLY:
+        path, read = "/v1/embeddings", reading.read_vectors
+        common |= _BASE64
+    else:
+        path, read = "/pooling", partial(reading.read_outputs, outputs=wanted)
+        common["task"] = [task for output, task in TASKS.items() if output in wanted]
+        # base64 loses the shape of an array, and the number of tokens is unknown here.
+        common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
+    join = reading.join_vectors
+    return batched(defaults, path, sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
+
+
+def embed_stream(
+    defaults: CallDefaults,
+    inputs: Inputs,
+    *,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    max_tokens: int | None = None,
+    cache_salt: str | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+) -> Streamed:
+    """Stream dense vectors as the server computes them; see `embed` for the arguments.
+
+    Use it for lists whose result is too large for memory, or needed early. The batches are sent one after the other. A
+    request is retried only before its first vector has arrived. Leaving the block early ends the request on the server.
+    """
+    sources, common = _vectors(
+        defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
+    )
+    fields = partial(with_inputs, {**common, **_BASE64})
+    parts = parts_of(defaults, "/v1/embeddings", sources, fields, streamed=True)
+    return Streamed(total=len(sources), parts=parts, timeout_s=timeout_s)
+
+
+def _vectors(  # noqa: PLR0917  # the arguments of both callers, in their order
+    defaults: CallDefaults,
+    inputs: Inputs,
+    dimensions: int | None,
+    normalize: bool,
+    prompt_name: str | None,
+    prompt: str | None,
+    max_tokens: int | None,
+    cache_salt: str | None,
+    model: str | None,
+) -> tuple[list[Given], dict[str, object]]:
+    """Return the inputs, and the fields of the body of each batch."""
+    arguments.whole_number("dimensions", dimensions)
+    arguments.text("prompt_name", prompt_name)
+    arguments.text("prompt", prompt)
+    sources = [source(given) for given in arguments.inputs(inputs, max_tokens)]
+    return sources, defaults.fields(
+        model,
+        dimensions=dimensions,
+        use_activation=normalize,
+        prompt_name=prompt_name,
+        prompt=prompt,
+        truncate_prompt_tokens=max_tokens,
+        cache_salt=arguments.cache_salt(cache_salt),
+    )
