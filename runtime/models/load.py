@@ -36,7 +36,7 @@ from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.heads.build import check_answers
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
-from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, short_tokens, use_threads, usual_workers
+from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
 from staged_pool.runtime.models.model_card import build_card, log_card
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
@@ -206,7 +206,7 @@ def _short_tokens(text: Tower | None) -> int:
 def _with_workers(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
     """Set the number of concurrent forwards on a CPU."""
     use_threads(threads)
-    usual = min(threads, _MAX_WORKERS) if config.deterministic else usual_workers(threads)
+    usual = min(threads, _MAX_WORKERS) if config.deterministic else default_workers(threads)
     workers = max(len(encoder.devices), config.forward_workers or usual)
     log.info("model.threads", threads=threads, forward_workers=workers)
     return replace(encoder, card=replace(encoder.card, forward_workers=workers))

@@ -125,7 +125,7 @@ class _Made(TorchFunctionMode):
 
 
 class NoMark:
-    """Takes the place of `transfer.Mark`."""
+    """Takes the place of `transfer.StreamEvent`."""
 
     def __init__(self, device: torch.device) -> None:
         assert device == META

@@ -21,11 +21,11 @@ from staged_pool.runtime.models.kernels import linear
 from staged_pool.runtime.models.kernels.linear import (
     PrepackedLinear,
     Product,
+    default_product,
     has_prepacked,
     prepack_linears,
-    usual_product,
 )
-from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, use_threads, usual_workers
+from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, use_threads
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
@@ -147,7 +147,7 @@ def test_the_way_to_multiply_goes_by_the_processor(
     able: str, kernels: bool, product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "has_prepacked", lambda dtype: kernels)
-    assert usual_product(torch.float32, able) == product
+    assert default_product(torch.float32, able) == product
 
 
 def ways(layers: FusedLayers) -> set[str]:
@@ -214,7 +214,7 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
 
 @pytest.mark.parametrize(("threads", "workers"), [(1, 1), (2, 2), (4, 2), (8, 4), (64, 4)])
 def test_forwards_at_once_by_the_table(threads: int, workers: int) -> None:
-    assert usual_workers(threads) == workers
+    assert default_workers(threads) == workers
 
 
 def test_the_card_says_how_many_forwards_run_at_once(tiny_folder: TinyFolder) -> None:

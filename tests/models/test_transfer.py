@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from staged_pool.runtime.models.kernels.transfer import Mark, begin_readback, hand_over, send_arrays
+from staged_pool.runtime.models.kernels.transfer import StreamEvent, begin_readback, hand_over, send_arrays
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class LoggedCuda:
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
 def test_a_mark_is_in_the_stream_of_its_own_device(device: str) -> None:
     cuda = LoggedCuda()
-    mark = Mark(torch.device(device), cuda)
+    mark = StreamEvent(torch.device(device), cuda)
     kept: list[str] = []
     values: Any = SimpleNamespace(device=torch.device(device), record_stream=lambda stream: kept.append(stream.name))
     mark.precede(values)

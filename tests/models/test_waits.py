@@ -49,7 +49,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
         monkeypatch.setattr(ImageEmbedder, name, lambda _: None)
     watch = Waits()
     monkeypatch.setattr(transfer, "pinned", watch.pinned)
-    monkeypatch.setattr(transfer, "Mark", NoMark)
+    monkeypatch.setattr(transfer, "StreamEvent", NoMark)
     return watch
 
 

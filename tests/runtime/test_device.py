@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 import torch
 
-from staged_pool.runtime.models.kernels.torch_threads import threads_kept, use_threads
+from staged_pool.runtime.models.kernels.torch_threads import restore_threads, use_threads
 from staged_pool.runtime.threads import openmp
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeviceLost
@@ -151,7 +151,7 @@ async def test_a_thread_that_rests_keeps_no_helpers() -> None:
         return sum(name.read_text() == "helped device 0\n" for name in names)
 
     def share(_: object) -> int:
-        with threads_kept():
+        with restore_threads():
             use_threads(2)
             torch.ones(4_000_000).sum()
         return shown()

@@ -10,7 +10,7 @@ import torch
 
 from staged_pool.runtime.models.devices.kernel_choices import capabilities
 from staged_pool.runtime.models.kernels.linear import NO_KERNEL, PrepackedLinear, has_prepacked
-from staged_pool.runtime.models.kernels.torch_threads import threads_kept
+from staged_pool.runtime.models.kernels.torch_threads import restore_threads
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
@@ -64,7 +64,7 @@ def _seconds(dtype: torch.dtype) -> float:
     """Measure a product with prepacked weights on one thread: the fastest of a few tries, in seconds."""
     linear = PrepackedLinear(torch.randn(_INNER, _WIDTH).to(dtype), None)
     x, quickest = torch.randn(_TOKENS, _WIDTH).to(dtype), math.inf
-    with threads_kept(), torch.inference_mode():
+    with restore_threads(), torch.inference_mode():
         torch.set_num_threads(1)
         for _ in range(_TRIES):
             started = time.perf_counter()

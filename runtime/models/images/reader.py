@@ -23,7 +23,7 @@ from staged_pool.runtime.models.images.options import ImageOptions, OptionsReade
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
-from staged_pool.runtime.models.kernels.torch_threads import threads_kept
+from staged_pool.runtime.models.kernels.torch_threads import restore_threads
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
@@ -108,7 +108,7 @@ class ImageReader:
 
     def sample(self, encoded: bytes) -> Pixels:
         """Prepare an image for a check of the model, without the cache. Raises the errors of `read`."""
-        with threads_kept():
+        with restore_threads():
             return self._prepare(encoded, self._options.read({}))
 
     def patches(self, image: Image) -> int | None:
@@ -200,7 +200,7 @@ class ImageReader:
         """Compare both paths on a few images, to find unknown steps of a processor."""
         if self.settings.unknown is not None:
             return self.settings.unknown
-        with threads_kept():  # the fast path sets one thread for the calling thread, too
+        with restore_threads():  # the fast path sets one thread for the calling thread, too
             return self._disagreement(self._options.read({}))
 
     def _disagreement(self, options: ImageOptions) -> str | None:

@@ -117,7 +117,7 @@ def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
         given = F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
     else:
         given = x = F.layer_norm(x, width, layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
-    x = linear_added(widened(given, layer), layer.down, layer.down_bias, x, layer.product)
+    x = linear_added(up_projection(given, layer), layer.down, layer.down_bias, x, layer.product)
     if layer.normed_first:
         return x
     return F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
@@ -165,7 +165,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tens
     return _pointwise(x, weight, bias, "none", "")
 
 
-def widened(x: Tensor, layer: Layer) -> Tensor:
+def up_projection(x: Tensor, layer: Layer) -> Tensor:
     """Apply the first linear layer after attention, and its activation: [tokens, width] -> [tokens, inner]."""
     if layer.product == "fused":
         return _pointwise(x, layer.up, layer.up_bias, layer.activation, layer.algorithm)

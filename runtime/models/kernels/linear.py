@@ -64,7 +64,7 @@ def prepacked(weight: Tensor, ops: Any = torch.ops) -> Tensor:
     return packed
 
 
-def laid_out(weight: Tensor, product: Product) -> Tensor:
+def in_layout(weight: Tensor, product: Product) -> Tensor:
     """Return a matrix, [out, in], in the layout of a product.
 
     Raises:
@@ -73,7 +73,7 @@ def laid_out(weight: Tensor, product: Product) -> Tensor:
     return prepacked(weight) if product == "fused" else weight.detach().t().contiguous()
 
 
-def usual_product(dtype: torch.dtype, able: str = torch.backends.cpu.get_cpu_capability()) -> Product:
+def default_product(dtype: torch.dtype, capability: str = torch.backends.cpu.get_cpu_capability()) -> Product:
     """Return the faster product for this processor, for any number of tokens.
 
     With AVX-512, an activation or a sum fused into oneDNN's product costs almost nothing. With AVX2 it costs more than
@@ -81,9 +81,9 @@ def usual_product(dtype: torch.dtype, able: str = torch.backends.cpu.get_cpu_cap
 
     Args:
         dtype: Data type of the weights.
-        able: The processor's vector extension that torch uses, by torch's name.
+        capability: The processor's vector extension that torch uses, by torch's name.
     """
-    return "fused" if able.startswith("AVX512") and has_prepacked(dtype) else "plain"
+    return "fused" if capability.startswith("AVX512") and has_prepacked(dtype) else "plain"
 
 
 def has_prepacked(dtype: torch.dtype, ops: Any = torch.ops) -> bool:

@@ -63,7 +63,7 @@ class ThreadPlan:
 
 
 @contextmanager
-def threads_kept() -> Iterator[None]:
+def restore_threads() -> Iterator[None]:
     """Restore the calling thread's number of torch threads after the block."""
     threads = torch.get_num_threads()
     try:
@@ -81,7 +81,7 @@ def short_tokens(weights: int) -> int:
     return SHARED_PRODUCTS // weights if weights else 0
 
 
-def usual_workers(threads: int) -> int:
+def default_workers(threads: int) -> int:
     """Return the number of concurrent forwards with the highest throughput.
 
     Args:

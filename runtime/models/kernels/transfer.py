@@ -20,7 +20,7 @@ Later: TypeAlias = Callable[[], T]
 """Waits for work that the device has begun, and returns its result. To be called once."""
 
 
-class Mark:
+class StreamEvent:
     """A CUDA event after all work that the calling thread has queued on a device.
 
     Args:
@@ -82,10 +82,10 @@ def begin_readback(rows: Tensor) -> Later[NDArray[np.float32]]:
         return lambda: values
     host = pinned(tuple(rows.shape), torch.float32)
     host.copy_(rows, non_blocking=True)
-    mark = Mark(rows.device)
+    event = StreamEvent(rows.device)
 
     def arrived() -> NDArray[np.float32]:
-        mark.wait()
+        event.wait()
         return host.numpy().copy()  # pinned memory is scarce: a row that a cache keeps must not hold it
 
     return arrived
@@ -99,10 +99,10 @@ def hand_over(values: Tensor) -> Later[Tensor]:
     if values.device.type == "cpu":
         return lambda: values
     kept = values.clone()  # the next replay of a graph overwrites the original
-    mark = Mark(kept.device)
+    event = StreamEvent(kept.device)
 
     def taken() -> Tensor:
-        mark.precede(kept)
+        event.precede(kept)
         return kept
 
     return taken

@@ -24,7 +24,7 @@ from staged_pool.runtime.models.kernels.encoder_layers import (
     finish_layer,
     layers_as_one_call,
 )
-from staged_pool.runtime.models.kernels.linear import Product, laid_out, usual_product
+from staged_pool.runtime.models.kernels.linear import Product, default_product, in_layout
 from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, take_apart
 
 
@@ -80,7 +80,7 @@ class FusedLayers(nn.Module):
         super().__init__()
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # attention functions of transformers read it here
-        product = product or usual_product(parts[0].down.weight.dtype)
+        product = product or default_product(parts[0].down.weight.dtype)
         self.layers = [_fused(one, product) for one in parts]
         """The fused layers, in the order in which they run."""
         self._run = layers_as_one_call()
@@ -195,7 +195,7 @@ def _fused(parts: LayerParts, product: Product) -> Layer:
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms
     with torch.no_grad():
-        qkv = laid_out(torch.cat([one.weight for one in parts.projections]), product)
+        qkv = in_layout(torch.cat([one.weight for one in parts.projections]), product)
         out, out_bias = _scaled(parts.out, first, product)
         up, up_bias = _scaled(parts.up, factor, product)
         down, down_bias = _scaled(parts.down, second, product, given=factor)
@@ -237,7 +237,7 @@ def _scaled(
     bias: Tensor | None = linear.bias
     if bias is not None:
         bias = (bias.unsqueeze(1) * scale).squeeze(1).detach()
-    return laid_out(linear.weight * (scale / given), product), bias
+    return in_layout(linear.weight * (scale / given), product), bias
 
 
 def _detached(weight: Tensor | None) -> Tensor | None:
