@@ -43,6 +43,7 @@ class EngineConfig:
         basic=True,
         metavar="FOLDER|ID",
         default_text="the installed first-run model, else sentence-transformers/all-MiniLM-L6-v2",
+        more="serve takes several, as name=folder or name=id: repeat the flag. Requests then name one.",
         completes="dir",
     )
     revision: str | None = setting(

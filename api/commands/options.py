@@ -40,13 +40,11 @@ class SettingOption(click.Option):
         row: The setting.
         default: Default of the command, where it differs from the setting's.
         multiple: The flag may be repeated, although the field holds one value.
-        more: Sentence to add to the full help.
     """
 
-    def __init__(self, row: SettingField, *, default: Any = None, multiple: bool = False, more: str = "") -> None:
+    def __init__(self, row: SettingField, *, default: Any = None, multiple: bool = False) -> None:
         self.row = row
         self.command_default = row.default if default is None else default
-        self._more = more
         super().__init__(
             [row.name, f"{row.flag}/{row.off_flag}" if row.off_flag else row.flag],
             type=click.Choice(row.choices) if row.kind == "choice" else _TYPES[row.given_kind],
@@ -67,7 +65,7 @@ class SettingOption(click.Option):
             flag += f" / {self.row.off_flag}"
         elif self.row.kind != "bool":
             flag += f" {self.metavar}"
-        return flag, " ".join(help_sentences(self.row, self.command_default, in_full=in_full, more=self._more))
+        return flag, " ".join(help_sentences(self.row, self.command_default, in_full=in_full))
 
 
 def metavar_of(row: SettingField) -> str | None:
@@ -82,14 +80,12 @@ def metavar_of(row: SettingField) -> str | None:
     return "SECONDS" if row.name.endswith("_s") else _METAVARS[row.given_kind]
 
 
-def help_sentences(row: SettingField, default: Any, *, in_full: bool, more: str = "") -> Iterator[str]:
+def help_sentences(row: SettingField, default: Any, *, in_full: bool) -> Iterator[str]:
     """Yield the help of a setting, the choices where help names none, and the default."""
     yield row.about.help
     if in_full:
         if row.about.more:
             yield row.about.more
-        if more:
-            yield more
         if metavar_of(row) == _CHOICE:
             yield f"One of {', '.join(row.choices)}."
     if row.about.default:

@@ -28,14 +28,12 @@ from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.find import check_model
 
-_SEVERAL_MODELS: Final = "Repeat it, as name=folder or name=id, to serve several models; requests then name one."
-
 
 def serve_options() -> list[click.Parameter]:
     """Make the flags of `serve`: `--config`, and all settings that have a flag."""
     options = [config_option(), *(option for config in CONFIGS for option in setting_options(config))]
     return [
-        SettingOption(option.row, multiple=True, more=_SEVERAL_MODELS)
+        SettingOption(option.row, multiple=True)
         if isinstance(option, SettingOption) and option.row.name == "model"
         else option
         for option in options
