@@ -1,1 +1,1 @@
-"""The command line: flags, the commands, logging, and what a process of its own needs."""
+"""The command line: settings, help pages, commands, logging and the process around them."""
