@@ -15,7 +15,7 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.http.protocol.bodies import JOINED_AT_ONCE_BYTES
+from staged_pool.api.http.protocol.bodies import INLINE_JOIN_BYTES
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput
@@ -26,7 +26,7 @@ from tests.runtime.seeing import SeeingModel, engine_on
 
 pytestmark = pytest.mark.anyio
 
-SIZES = (400_000, JOINED_AT_ONCE_BYTES, JOINED_AT_ONCE_BYTES + 1, 3 * JOINED_AT_ONCE_BYTES + 12_345)
+SIZES = (400_000, INLINE_JOIN_BYTES, INLINE_JOIN_BYTES + 1, 3 * INLINE_JOIN_BYTES + 12_345)
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from staged_pool.api.http.protocol.content_coding import (
-    AT_ONCE_BYTES,
     DEFLATE,
     GZIP,
+    INLINE_BYTES,
     MAX_MEMBERS,
     SLICE_BYTES,
     coding_of,
@@ -42,7 +42,7 @@ PACKERS: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", PACKERS)
-@pytest.mark.parametrize("size", [0, 1, 1000, AT_ONCE_BYTES - 1, AT_ONCE_BYTES, AT_ONCE_BYTES + 1, 3 * SLICE_BYTES + 7])
+@pytest.mark.parametrize("size", [0, 1, 1000, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 3 * SLICE_BYTES + 7])
 @pytest.mark.parametrize("kind", ["noise", "zeros", "text"])
 async def test_a_body_is_what_was_compressed_and_counted_as_it_comes(name: str, size: int, kind: str) -> None:
     text = b'{"input": ["A man is eating food.", "na\xc3\xafve"]}' * (size // 40 + 1)

@@ -9,7 +9,7 @@ import h11
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.http.protocol.strict_reader import MOST_EMPTY_LINES, Malformed, StrictReader
+from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, Malformed, StrictReader
 from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
 from tests.doubles import LetterModel, until
 
@@ -77,7 +77,7 @@ WRONG = [
     ("trailers that end in LF", chunked(b"2\r\n{}\r\n0\r\na: b\n\n"), 400),
     ("a last chunk that ends in LF", chunked(b"2\r\n{}\r\n0\r\n\n"), 400),
     ("a trailer without a name", chunked(b"2\r\n{}\r\n0\r\nab\r\n\r\n"), 400),
-    ("too many empty lines", b"\r\n" * (MOST_EMPTY_LINES + 1) + get(), 400),
+    ("too many empty lines", b"\r\n" * (MAX_EMPTY_LINES + 1) + get(), 400),
 ]
 
 
@@ -111,7 +111,7 @@ def test_chunks_are_read_however_they_are_cut() -> None:
         assert isinstance(events[-1], h11.EndOfMessage)
 
 
-@pytest.mark.parametrize("lines", range(1, MOST_EMPTY_LINES + 1))
+@pytest.mark.parametrize("lines", range(1, MAX_EMPTY_LINES + 1))
 def test_empty_lines_before_a_request_are_skipped_however_they_are_cut(lines: int) -> None:
     sent = b"\r\n" * lines + EMBED
     for pieces in ([sent], [sent[n : n + 1] for n in range(len(sent))]):

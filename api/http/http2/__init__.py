@@ -1,1 +1,1 @@
-"""HTTP/2, with bounds on frames and on the state that a client can make."""
+"""HTTP/2 on h2, with limits on a client's frames and their state."""

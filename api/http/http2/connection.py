@@ -1,4 +1,4 @@
-"""h2's connection of a server, in which a malformed stream is an event and not the end."""
+"""h2's server connection, made to survive malformed streams."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hyperframe.frame import DataFrame, HeadersFrame
 from staged_pool.api.http.http2.frames import HEADER_BLOCK_BYTES
 
 STREAMS: Final = 100
-"""Streams of one connection at once, as it is told. One more is refused, and its client may send it again."""
+"""Maximum concurrent streams of a connection. The server resets a further one, which the client may send again."""
 
 CLOSED_STREAMS: Final = 2**12
-"""Streams of which it is remembered how they ended: that of a reset one may have frames still under way."""
+"""Closed streams that are remembered: frames of a stream that was reset may still be on their way."""
 
 
-class _Bad(h2.exceptions.ProtocolError):
-    """A block of headers cannot be decompressed, after which nothing that follows can be."""
+class _CompressionError(h2.exceptions.ProtocolError):
+    """A header block that cannot be decompressed: all later ones depend on it."""
 
     error_code = ErrorCodes.COMPRESSION_ERROR
 
 
 class _Decoder(hpack.Decoder):
-    """Says of what it cannot read that it is the compression which is wrong (RFC 9113, section 4.3)."""
+    """HPACK decoder that reports each failure as a compression error (RFC 9113, section 4.3)."""
 
     def decode(self, data: bytes, raw: bool = False) -> Any:
         try:
@@ -39,13 +39,13 @@ class _Decoder(hpack.Decoder):
         except hpack.OversizedHeaderListError:
             raise
         except (hpack.HPACKError, IndexError, UnicodeDecodeError) as error:
-            raise _Bad(f"headers that cannot be decompressed: {error}") from None
+            raise _CompressionError(f"headers that cannot be decompressed: {error}") from None
 
 
 class StrictConnection(h2.connection.H2Connection):
-    """One connection. What it says of a malformed stream is the reset of that stream, and its number in `malformed`.
+    """One connection, which resets a malformed stream and lists it in `malformed`.
 
-    Heads are checked by `request_head.py`; here a stream's other mistakes become its own reset.
+    `request_head.py` checks heads. Here, other errors on a stream reset it instead of ending the connection.
     """
 
     MAX_CLOSED_STREAMS = CLOSED_STREAMS
@@ -55,7 +55,7 @@ class StrictConnection(h2.connection.H2Connection):
             h2.config.H2Configuration(client_side=False, header_encoding=None, validate_inbound_headers=False)
         )
         self.malformed: list[int] = []
-        """Streams that have been reset for what came on them, until somebody looks."""
+        """Ids of streams that were reset as malformed; the caller takes them from the list."""
         self.decoder = _Decoder()
         self.decoder.max_header_list_size = HEADER_BLOCK_BYTES
         self.local_settings = h2.settings.Settings(
@@ -68,7 +68,10 @@ class StrictConnection(h2.connection.H2Connection):
 
     @property
     def open_inbound_streams(self) -> int:
-        """Never as many as there may be: a stream too many is refused when its head is read, without the others."""
+        """Number of open streams, always below the maximum.
+
+        `Http2` resets a stream beyond the maximum. h2 itself would end the connection.
+        """
         count: int = super().open_inbound_streams
         return min(count, STREAMS - 1)
 
@@ -91,6 +94,6 @@ class StrictConnection(h2.connection.H2Connection):
 
 
 def _is_of_stream(frame: Any, error: h2.exceptions.ProtocolError) -> bool:
-    """The error is one of the stream: its state, the length of its body, trailers that do not end it."""
+    """Tell if an error is about the stream alone: its state, its body's length, or its trailers."""
     own = (h2.exceptions.ProtocolError, h2.exceptions.InvalidBodyLengthError, h2.exceptions.StreamClosedError)
     return type(error) in own and isinstance(frame, HeadersFrame | DataFrame)

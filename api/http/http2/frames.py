@@ -1,7 +1,7 @@
-"""HTTP/2 frames before anything understands them: cut apart, priced and, where a peer's number would cost us, cut down.
+"""HTTP/2 frames before h2 sees them: split, priced, and with bounded settings.
 
-h2 takes whatever has arrived in one call, which may be twenty thousand frames. So `FrameCutter` hands it one frame at a
-time, with a price: whoever reads the connection can rest between frames, and end a connection that only costs.
+h2 processes all received bytes in one call, which may be 20,000 frames. `FrameCutter` passes it one frame at a time,
+with a price. So the reader can pause between frames, and end a connection that only costs.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from h2.errors import ErrorCodes
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 FRAME_BYTES: Final = 2**14
-"""The longest frame that is taken, without its head: what HTTP/2 begins with (RFC 9113, section 4.2)."""
+"""Maximum payload of a frame: the initial value of HTTP/2 (RFC 9113, section 4.2)."""
 
 HEADER_BLOCK_BYTES: Final = 2**16
-"""The longest block of compressed headers, over all its CONTINUATION frames (CVE-2024-27316)."""
+"""Maximum size of a block of compressed headers, over all its CONTINUATION frames (CVE-2024-27316)."""
 
 TABLE_BYTES: Final = 4096
-"""The most that answers are compressed with. A larger table is the client's to offer and ours to search."""
+"""Maximum size of the table for compressing response headers. A client may offer more, but h2 searches all of it."""
 
 HEADERS_PRICE: Final = 10
-"""A head begins a request, with its tasks, and other frames do not. In the price of a PING, measured roughly."""
+"""Units of a HEADERS frame, roughly measured: it starts a request with its tasks. A PING costs one unit."""
 
 SETTINGS_PRICE: Final = 10
-"""It may change the window of every open stream."""
+"""Units of a SETTINGS frame, which may change the window of every open stream."""
 
 PRICED_BYTES: Final = 256
-"""So many bytes of a frame that is no DATA cost as much as another PING."""
+"""Bytes of a frame that cost one further unit; DATA frames are exempt."""
 
 DATA, HEADERS, SETTINGS, CONTINUATION = 0, 1, 4, 9
 
@@ -42,26 +42,26 @@ _KNOWN_SETTINGS: Final = frozenset(range(1, 7))
 
 
 class FrameCutter:
-    """Cuts what arrives on a connection into whole frames."""
+    """Splits the received bytes of a connection into complete frames."""
 
     def __init__(self) -> None:
         self._arrived = bytearray()
         self._has_preface = False
         self._block_bytes = 0
         self.price = 0
-        """Of the frame that `next` has returned."""
+        """Units of the frame that `next` has returned."""
         self.block_price = 0
-        """Of the latest block of headers, with all its frames so far."""
+        """Units of the latest block of headers, with all its frames so far."""
 
     def add(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         self._arrived += data
 
     def next(self) -> bytes | None:
-        """Return the next whole frame, or the preface; None until more has arrived.
+        """Return the next complete frame, or the preface; None until more bytes arrive.
 
         Raises:
-            h2.exceptions.ProtocolError: The connection is over: no preface, or a frame or header block too long.
+            h2.exceptions.ProtocolError: The preface is missing, or a frame or a header block is too long.
         """
         arrived = self._arrived
         if not self._has_preface:
@@ -75,7 +75,7 @@ class FrameCutter:
             return None
         length = int.from_bytes(arrived[:3], "big")
         if length > FRAME_BYTES:
-            raise h2.exceptions.FrameTooLargeError(f"a frame of {length} bytes, and {FRAME_BYTES} are taken")
+            raise h2.exceptions.FrameTooLargeError(f"a frame of {length} bytes; the limit is {FRAME_BYTES}")
         if len(arrived) < _HEAD_BYTES + length:
             return None
         frame = self._cut(_HEAD_BYTES + length)
@@ -100,20 +100,20 @@ class FrameCutter:
 
 
 class TooMuch(h2.exceptions.ProtocolError):
-    """The peer costs more than it brings."""
+    """The client's frames cost more than its allowance."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
 def _bounded(frame: bytes) -> bytes:
-    """Make a SETTINGS frame without settings that nobody knows, and without a table larger than is used.
+    """Remove unknown settings from a SETTINGS frame, and bound its header table by `TABLE_BYTES`.
 
-    h2 keeps each setting it is sent, also those that HTTP/2 does not know, for as long as the connection lasts. And it
-    compresses with as large a table as the peer offers, which is searched from end to end for each header.
+    h2 keeps every setting of the client as long as the connection lasts, even one that HTTP/2 does not define. And it
+    compresses with as large a table as the client offers, which it searches from end to end for each header.
     """
     payload = frame[_HEAD_BYTES:]
     if payload and frame[4] & _ACK:
-        raise h2.exceptions.FrameDataMissingError("SETTINGS are acknowledged with a payload")
+        raise h2.exceptions.FrameDataMissingError("an acknowledgement of SETTINGS has a payload")
     if len(payload) % _SETTING_BYTES or frame[4] & _ACK:
         return frame  # malformed, or empty
     kept = bytearray()

@@ -1,11 +1,11 @@
-"""HTTP/2 on h2, for the connections of `connections.py`: bounded in what a client may cost, hold and leave unread.
+"""HTTP/2 protocol of a connection: its requests, and limits on what a client may cost or hold.
 
-- What is wrong with a stream costs that stream; what is wrong with the connection ends it with a reason (GOAWAY).
-- Frames are taken one at a time. After a few the event loop has a turn. All that bring nothing are paid for from one
-  account of the client (`allowance.py`). One that owes waits for its next frame, and a connection that waits for long
-  ends.
-- An answer waits in its own task, never in a buffer: a frame of it is made when both windows let it through.
-- Priorities are ignored, as RFC 9113 (section 5.3.2) allows: streams send a frame each in turn.
+- An error on a stream ends that stream. An error on the connection ends it with a reason (GOAWAY).
+- Frames are processed one at a time, and the event loop runs other tasks after every few. Frames that lead to no
+  response spend the client's allowance (`allowance.py`). An overspent client waits for its next frame, and a connection
+  that has waited for `OWING_S` ends.
+- A response waits in its own task, never in a buffer: a frame of it is made when both windows have room.
+- Priorities are ignored, as RFC 9113 (section 5.3.2) allows: streams send one frame each in turn.
 """
 
 from __future__ import annotations
@@ -23,55 +23,35 @@ from h2.settings import SettingCodes
 from hypercorn.events import Closed, Event, RawData, Updated
 
 from staged_pool.api.asgi import Headers
+from staged_pool.api.http.http2.body_sender import BodySender, Http2Stream
 from staged_pool.api.http.http2.connection import STREAMS, StrictConnection
-from staged_pool.api.http.http2.frames import FRAME_BYTES, FrameCutter, TooMuch
+from staged_pool.api.http.http2.frames import FrameCutter, TooMuch
 from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, check_trailers, scope_of
-from staged_pool.api.http.protocol.streams import RequestStream
 from staged_pool.api.limits.allowance import ANSWER_UNITS
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
 
 SLICE_UNITS: Final = 32
-"""Price of the frames that are taken before the event loop has a turn: under a millisecond."""
-
-DATA_UNITS: Final = 4
-"""What a frame of an answer pays back: a client may open two windows for each, and change its mind."""
+"""Units of frames that are processed before the event loop runs other tasks: under a millisecond."""
 
 OWING_S: Final = 2.0
-"""Seconds that a connection without an answer waits for its client to pay, in all, before it ends."""
+"""Total seconds of waiting for the client's allowance after which a connection ends; a response resets it."""
 
 END_UNITS: Final = 50
-"""Price of a connection that ends by a mistake of its client, who may open the next one at once."""
-
-LEAST_BYTES: Final = 2**10
-"""A frame of an answer that is shorter pays nothing back if it was the window that cut it short."""
+"""Units for a connection that ends by its client's error: the client may open the next one at once."""
 
 log = get_logger("staged_pool.api")
-
-
-class _Stream(RequestStream):
-    """A request on a stream, and what its answer waits for."""
-
-    def __init__(self, *args: Any, price: int) -> None:
-        super().__init__(*args)
-        self.price = price
-        self.is_sent = False
-        """All of the answer is, and the client may count it as over."""
-        self.opened = anyio.Event()
-        """The window of the stream has changed, or nobody wants the answer."""
-
-    def leave(self) -> None:
-        super().leave()
-        self.opened.set()
 
 
 class Http2:
     """One connection of HTTP/2. Its arguments are those of Hypercorn's protocols."""
 
     in_head = between_requests = is_answering = has_more = False
-    """A connection of HTTP/2 goes on as one, its requests wait for no other, and a head that is not complete does not
-    end its idleness."""
+    """Constants of the interface that `Http1` shares: over HTTP/2, requests do not wait for each other.
+
+    An incomplete head does not end the idleness of a connection.
+    """
 
     def __init__(  # noqa: PLR0917  # as Hypercorn's protocols are made
         self,
@@ -96,45 +76,42 @@ class Http2:
         self._server_state: ServerState = config.server_state
         self._allowance = self._server_state.allowances.of(client)
         self._waited_s = 0.0
-        """Since its last answer, for its client to pay."""
+        """Seconds waited for the client's allowance since the last response."""
         self._frames = FrameCutter()
         self._connection = StrictConnection()
-        self._streams: dict[int, _Stream] = {}
-        self._sending = anyio.Lock(fast_acquire=True)
-        """Of the task that makes the next frame of an answer, and waits for the window of the connection if it must."""
-        self._opened = anyio.Event()
-        """The window of the connection has changed, or a stream has ended."""
+        self._streams: dict[int, Http2Stream] = {}
+        self._bodies = BodySender(self._connection, self._flush, self._allowance)
         self._closed = False
 
     async def initiate(self) -> None:
-        """Say what is agreed to, as HTTP/2 begins."""
+        """Send the server's settings."""
         self._connection.initiate_connection()
         await self._flush()
         await self._send(Updated(idle=True))
 
     async def send_goaway(self) -> None:
-        """Tell the client that the connection ends, so that it does not send a request into the end."""
+        """Tell the client that the connection ends, so that it sends no further request."""
         with suppress(h2.exceptions.ProtocolError):
             self._connection.close_connection()
         await self._flush()
 
     async def resume(self) -> None:
-        """Do nothing: see `has_more`."""
+        """Do nothing: `has_more` is always False."""
 
     async def handle(self, event: Event) -> None:
-        """Take what has arrived, or that the connection is closed."""
+        """Process received bytes, or the end of the connection."""
         if isinstance(event, Closed):
             self._closed = True
             for stream in self._streams.values():
                 stream.leave()
-            self._opened.set()
+            self._bodies.close()
         elif isinstance(event, RawData) and not self._closed:
             try:
-                await self._take(event.data)
+                await self._process(event.data)
             except h2.exceptions.ProtocolError as error:
                 await self._end(error)
 
-    async def _take(self, data: bytes) -> None:
+    async def _process(self, data: bytes) -> None:
         work = 0
         self._frames.add(data)
         while (frame := self._frames.next()) is not None and not self._closed:
@@ -148,31 +125,31 @@ class Http2:
             if work >= SLICE_UNITS:
                 work = 0
                 await self._server_state.turn()
-                await self._pay()
+                await self._wait_for_allowance()
 
-    async def _pay(self) -> None:
-        """Wait until the client owes nothing.
+    async def _wait_for_allowance(self) -> None:
+        """Wait until the client is within its allowance.
 
         Raises:
-            TooMuch: That takes too long, or the server ends. What comes next is a flood, or its client has left.
+            TooMuch: The wait is too long, or the server shuts down: the client floods, or has left.
         """
         while owed_s := self._allowance.owed_s:
             left_s = OWING_S - self._waited_s
             if left_s <= 0 or self._server_state.leaving:
-                raise TooMuch("its frames bring nothing, or it resets what it has asked")
+                raise TooMuch("too many frames without a response, or too many reset requests")
             began = anyio.current_time()
             with self._server_state.timeout(min(owed_s, left_s)):
                 await anyio.sleep_forever()
             self._waited_s += anyio.current_time() - began
 
     async def _end(self, error: h2.exceptions.ProtocolError) -> None:
-        """End the connection, and say why."""
+        """End the connection with a GOAWAY that has the reason."""
         log.warning("connection.cut_off", reason=str(error))
         self._allowance.spend(END_UNITS)
         with suppress(TooMuch):
-            await self._pay()
+            await self._wait_for_allowance()
         with suppress(h2.exceptions.ProtocolError):
-            if self._connection.state_machine.state is not h2.connection.ConnectionState.CLOSED:  # h2 has said it
+            if self._connection.state_machine.state is not h2.connection.ConnectionState.CLOSED:  # no GOAWAY yet
                 self._connection.close_connection(error.error_code)
         await self._flush()
         await self._send(Closed())
@@ -181,7 +158,7 @@ class Http2:
         if data := self._connection.data_to_send():
             await self._send(RawData(data))
 
-    # What comes in
+    # Receiving
 
     async def _handle(self, event: h2.events.Event) -> None:
         match event:
@@ -226,7 +203,7 @@ class Http2:
             self._reset_malformed(stream_id, error)
             return
         scope["state"] = self._state
-        stream = _Stream(self, stream_id, scope, self._app, price=self._frames.block_price)
+        stream = Http2Stream(self, stream_id, scope, self._app, price=self._frames.block_price)
         self._streams[stream_id] = stream
         if len(self._streams) == 1:
             await self._send(Updated(idle=False))
@@ -241,19 +218,19 @@ class Http2:
             return
         self._connection.acknowledge_received_data(count, event.stream_id)
         if stream is None:
-            self._reset(event.stream_id, ErrorCodes.NO_ERROR)  # answered: no need to send on
+            self._reset(event.stream_id, ErrorCodes.NO_ERROR)  # it is answered: the client need not send the rest
 
     def _open_window(self, stream_id: int) -> None:
         if stream_id == 0:
-            self._opened.set()
+            self._bodies.notify()
         elif (stream := self._streams.get(stream_id)) is not None:
             stream.opened.set()
 
     def _abandon(self, stream_id: int) -> None:
-        """Let go of a stream that is over before its answer is."""
+        """Stop a stream that has ended before its response."""
         if (stream := self._streams.get(stream_id)) is not None:
             stream.leave()
-            self._opened.set()
+            self._bodies.notify()
 
     def _reset_malformed(self, stream_id: int, error: Malformed) -> None:
         log.info("stream.malformed", reason=str(error))
@@ -263,13 +240,13 @@ class Http2:
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         known = self._connection.streams.get(stream_id)
         if known is not None and not known.closed:
-            with suppress(h2.exceptions.ProtocolError):  # the connection is over
+            with suppress(h2.exceptions.ProtocolError):  # the connection has ended
                 self._connection.reset_stream(stream_id, code)
 
-    # What goes out
+    # Sending
 
     async def respond(self, stream_id: int, headers: Headers | None, body: bytes, *, ends: bool) -> None:
-        """Send a part of an answer, as its client lets it through; a stream that does not move on is reset."""
+        """Send a part of a response; the stream is reset if its client does not read in time."""
         stream = self._streams[stream_id]
         try:
             if headers is not None:
@@ -281,18 +258,18 @@ class Http2:
             else:
                 await self._flush()
         except h2.exceptions.ProtocolError:
-            stream.leave()  # it has ended meanwhile
+            stream.leave()  # the stream has ended meanwhile
         if stream.is_sent and not stream.left:
             self._waited_s = 0.0
             self._allowance.earn(stream.price + ANSWER_UNITS)
 
-    async def _send_body(self, stream: _Stream, stream_id: int, body: bytes, *, ends: bool) -> None:
-        if self._sending.locked() or len(body) > self._room(stream_id):
-            await self._flush()  # the head need not wait for it
+    async def _send_body(self, stream: Http2Stream, stream_id: int, body: bytes, *, ends: bool) -> None:
+        if self._bodies.must_wait(stream_id, len(body)):
+            await self._flush()  # the head need not wait for the body
         for first in range(0, max(len(body), 1), PIECE_BYTES):
             piece, is_last = body[first : first + PIECE_BYTES], first + PIECE_BYTES >= len(body)
             with self._server_state.timeout(self._config.limits.write_timeout_s) as timeout:
-                await self._pass_on(stream, stream_id, piece, ends=ends and is_last)
+                await self._bodies.send(stream, stream_id, piece, ends=ends and is_last)
             if timeout.cancelled_caught:
                 log.info("stream.cut_off", reason="its client does not read the answer")
                 self._reset(stream_id, ErrorCodes.CANCEL)
@@ -301,52 +278,20 @@ class Http2:
             if stream.left or self._closed:
                 return
 
-    async def _pass_on(self, stream: _Stream, stream_id: int, piece: bytes, *, ends: bool) -> None:
-        """Send a piece in as many frames as it takes, each when it is this stream's turn and there is room for it."""
-        while True:
-            async with self._sending:
-                while not (over := stream.left or self._closed) and piece and not self._has_window:
-                    self._opened = anyio.Event()
-                    await self._opened.wait()  # with the turn: no other stream could send either
-                if over:
-                    return
-                room = self._room(stream_id)
-                if not piece or room > 0:
-                    part, piece = piece[:room], piece[room:]
-                    stream.is_sent = ends and not piece
-                    self._connection.send_data(stream_id, part, end_stream=stream.is_sent)
-                    if not piece or len(part) >= LEAST_BYTES:
-                        self._allowance.earn(DATA_UNITS)
-                    await self._flush()
-                    if not piece:
-                        return
-                    await anyio.lowlevel.checkpoint()
-                    continue
-                stream.opened = anyio.Event()
-            await stream.opened.wait()
-
-    @property
-    def _has_window(self) -> bool:
-        return self._connection.outbound_flow_control_window > 0
-
-    def _room(self, stream_id: int) -> int:
-        """Bytes that one frame of an answer may have now. The client may allow longer ones; this is enough."""
-        return max(0, min(self._connection.local_flow_control_window(stream_id), FRAME_BYTES))
-
     async def consumed(self, stream_id: int, count: int) -> None:
-        """Let the client send on."""
+        """Give the client back the flow control of bytes that were read."""
         with suppress(h2.exceptions.ProtocolError):
             self._connection.acknowledge_received_data(count, stream_id)
         await self._flush()
 
     async def break_off(self, stream_id: int, *, failed: bool) -> None:
-        """Reset a stream without an answer."""
+        """Reset a stream that gets no response."""
         self._reset(stream_id, ErrorCodes.INTERNAL_ERROR if failed else ErrorCodes.CANCEL)
         await self._flush()
 
     async def done(self, stream_id: int) -> None:
-        """Forget a stream; the connection may be idle now."""
-        self._reset(stream_id, ErrorCodes.NO_ERROR)  # unless its client has ended it too: no need to send on
+        """Forget a stream; without other streams the connection is idle."""
+        self._reset(stream_id, ErrorCodes.NO_ERROR)  # unless the client has ended it: it need not send the rest
         del self._streams[stream_id]
         await self._flush()
         if not self._streams and not self._closed:

@@ -1,1 +1,1 @@
-"""HTTP/3 over QUIC."""
+"""HTTP/3 over QUIC, on aioquic."""

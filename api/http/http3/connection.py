@@ -1,4 +1,4 @@
-"""One connection of HTTP/3: its time, what it may cost, and its requests."""
+"""One connection of HTTP/3: its timers, its allowance and its requests."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 Address: TypeAlias = tuple[str, int]
 
 DATAGRAM_UNITS: Final = 10
-"""Price of a datagram (see `allowance.py`), and"""
+"""Units of a datagram (see `allowance.py`), beside those of its bytes."""
 
 UNIT_BYTES: Final = 128
-"""of so many bytes of it: they may be as many frames."""
+"""Bytes of a datagram that cost one unit: each byte may be a frame."""
 
 REQUEST_UNITS: Final = 10
-"""Price of beginning a request, as over HTTP/2."""
+"""Units of a new request, as over HTTP/2."""
 
 ANSWER_UNITS: Final = 100
-"""What an answer pays back beyond that: the datagrams of its request and those that acknowledge it."""
+"""Units that a response earns beyond `REQUEST_UNITS`: those of the datagrams it needed."""
 
 SENT_BYTES: Final = 64
-"""So many bytes of an answer pay back a unit: a datagram that acknowledges comes for at least one that was sent."""
+"""Bytes of a response that earn one unit. The client's acknowledgements are at most as many as the datagrams sent."""
 
 NO_ERROR: Final = 0x100  # RFC 9114, section 8.1
 INTERNAL_ERROR: Final = 0x102
@@ -54,26 +54,26 @@ log = get_logger("staged_pool.api")
 
 @dataclass(slots=True)
 class Endpoint:
-    """The UDP socket that connections share, and what is known of them."""
+    """State that all HTTP/3 connections of a UDP socket share."""
 
     app: App
     config: ServerConfig
     server_state: ServerState
     handshakes: Handshakes
     sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
-    """Held while sending: one task at a time may send on a socket."""
+    """Held while sending: only one task at a time may send on the socket."""
     connections: dict[bytes, Http3Connection] = field(default_factory=dict)
-    """Each connection under all of its ids."""
+    """Each connection under all of its connection ids."""
 
 
 class Http3Connection:
-    """One client."""
+    """One connection of a client."""
 
     def __init__(self, endpoint: Endpoint, quic: QuicConnection, names: set[bytes]) -> None:
         self.endpoint = endpoint
         self.begun = False
         self.moved = anyio.Event()
-        """Something was sent or acknowledged since it was last looked at."""
+        """Set when datagrams were sent or acknowledged."""
         self._quic = quic
         self._h3: StrictHttp3 | None = None
         self._streams: dict[int, RequestStream] = {}
@@ -83,12 +83,12 @@ class Http3Connection:
         self._ended = False
         self._shakes_hands = True
         self.deadline = math.inf
-        """When it must have asked something."""
+        """Time by which the client must send a request, on the event loop's clock."""
         self._tasks: anyio.abc.TaskGroup
         self._allowance: Allowance
 
     def begin(self, udp: anyio.abc.UDPSocket, tasks: anyio.abc.TaskGroup, client: Address) -> None:
-        """Count it, and start its task."""
+        """Count the connection, and start its task."""
         self.begun = True
         self._client = self._first_client = client
         self._allowance = self.endpoint.server_state.allowances.of(client)
@@ -100,12 +100,12 @@ class Http3Connection:
         tasks.start_soon(self._run, udp)
 
     async def _run(self, udp: anyio.abc.UDPSocket) -> None:
-        """Send what there is to send, when it is due, until the connection has ended."""
+        """Send datagrams when they are due, until the connection has ended."""
         try:
             while not self._ended:
                 for data, address in self._quic.datagrams_to_send(now=anyio.current_time()):
                     async with self.endpoint.sending:
-                        with suppress(OSError):  # as good as lost on the way, which QUIC is made for
+                        with suppress(OSError):  # the same as a lost datagram, which QUIC repeats
                             await udp.sendto(data, *address[:2])
                 self.moved.set()
                 self.moved = anyio.Event()
@@ -138,7 +138,7 @@ class Http3Connection:
             self._guarded(lambda: self._quic.handle_timer(now=now))
 
     def _rest_until(self, seconds: float) -> None:
-        """Give the client so much time for its next request."""
+        """Give the client `seconds` for its next request."""
         self.deadline = anyio.current_time() + seconds
 
     def _finish_handshake(self) -> None:
@@ -150,16 +150,16 @@ class Http3Connection:
         self._wake.set()
 
     def take(self, data: bytes, address: Address) -> None:
-        """Take a datagram that has come."""
+        """Process a received datagram."""
         if self._allowance.owed_s:
-            return  # lost on the way: QUIC sends it again, and slows down
+            return  # the same as a lost datagram: the client sends it again, and slows down
         self._client = address
         self._allowance.spend(DATAGRAM_UNITS + len(data) // UNIT_BYTES)
         self._guarded(lambda: self._quic.receive_datagram(data, address, now=anyio.current_time()))
         self.wake()
 
     async def respond(self, stream_id: int, headers: Headers | None, body: bytes, *, ends: bool) -> None:
-        """Send a part of an answer, and wait until little of it is left here."""
+        """Send a part of a response, and wait until little of it is unacknowledged."""
         if self._ended or self._h3 is None:
             return
         if headers is not None:
@@ -172,7 +172,7 @@ class Http3Connection:
             self._allowance.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % PIECE_BYTES // SENT_BYTES)
 
     async def _until_taken(self, stream_id: int) -> None:
-        """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
+        """Wait until little of a response is unacknowledged; reset the stream of a client that is too slow."""
         endpoint, stream = self.endpoint, self._streams[stream_id]
         while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
             with endpoint.server_state.timeout(endpoint.config.write_timeout_s) as timeout:
@@ -185,10 +185,10 @@ class Http3Connection:
                 return
 
     async def consumed(self, stream_id: int, count: int) -> None:
-        """Do nothing: aioquic gives back what a client has spent as soon as it arrives."""
+        """Do nothing: aioquic gives flow control back as soon as bytes arrive."""
 
     async def break_off(self, stream_id: int, *, failed: bool) -> None:
-        """Reset a stream without an answer."""
+        """Reset a stream that gets no response."""
         self.reset(stream_id, INTERNAL_ERROR if failed else REQUEST_CANCELLED)
 
     def reset(self, stream_id: int, code: int) -> None:
@@ -197,12 +197,12 @@ class Http3Connection:
             self.wake()
 
     def unsent(self, stream_id: int) -> int:
-        """Bytes of an answer that its client has not taken yet."""
-        stream = self._quic._streams.get(stream_id)  # nothing public tells
+        """Return the bytes of a response that the client has not acknowledged."""
+        stream = self._quic._streams.get(stream_id)  # aioquic has no public API for it
         return 0 if stream is None or self._ended else len(stream.sender._buffer)
 
     async def done(self, stream_id: int) -> None:
-        """Forget a stream; the connection may end now, if the server does."""
+        """Forget a stream; during a shutdown the connection may end now."""
         self._streams.pop(stream_id, None)
         if not self._streams:
             self._rest_until(self.endpoint.config.keep_alive_s)
@@ -211,7 +211,7 @@ class Http3Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is asked, and something may be."""
+        """True if the connection is open and has no request."""
         return not self._streams and not self._shakes_hands and not self._ended
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class Http3Connection:
         self.wake()
 
     def _leave(self) -> None:
-        """The server ends: once nothing is in hand, so does the connection."""
+        """End the connection for a shutdown, unless it has requests."""
         if not self._streams and not self._ended:
             self.close()
 
@@ -229,7 +229,7 @@ class Http3Connection:
             step()
             while (event := self._quic.next_event()) is not None:
                 self._handle(event)
-        except Exception as error:  # noqa: BLE001  # any client can bring it about: it ends that client's connection
+        except Exception as error:  # noqa: BLE001  # any client can cause it, so it ends that client's connection alone
             _log_failure(error)
             self._quic.close(error_code=INTERNAL_ERROR)
 
@@ -289,7 +289,7 @@ class Http3Connection:
         self._tasks.start_soon(stream.run)
 
     def _reject(self, stream_id: int, code: int) -> None:
-        """End a stream that is no request."""
+        """Reset a stream whose request is malformed."""
         self._allowance.spend(REQUEST_UNITS)
         self._abandon(stream_id)
         self._quic.stop_stream(stream_id, code)

@@ -1,7 +1,7 @@
-"""Who may begin a connection of QUIC: a handshake costs milliseconds, and its first datagram may come from anybody.
+"""Admission of QUIC handshakes, which cost milliseconds each and may come from forged addresses.
 
-Where many handshakes are unfinished, a client must first show that it receives what is sent to its address (Retry,
-RFC 9000, section 8.1.2), which costs the server no memory. And no address has many of them unfinished.
+While many handshakes are unfinished, a client must first prove its address (Retry, RFC 9000, section 8.1.2), which
+costs the server no memory. And each client may have only a few unfinished ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from aioquic.quic.packet import QuicHeader, encode_quic_retry
 from staged_pool.api.limits.allowance import client_of
 
 RETRY_FROM: Final = 32
-"""Unfinished handshakes from which on a client has to show its address."""
+"""Number of unfinished handshakes from which on a client must prove its address."""
 
 UNFINISHED: Final = 512
-"""Unfinished handshakes at most: 2 MB."""
+"""Maximum number of unfinished handshakes: about 2 MB of memory."""
 
 UNFINISHED_OF_CLIENT: Final = 64
-"""Those of one address, or of one prefix of IPv6."""
+"""Maximum number of unfinished handshakes of one address, or of one IPv6 prefix."""
 
 TOKEN_S: Final = 30
-"""How long a token may take to come back, which clients do at once (RFC 9000, section 8.1.4)."""
+"""Seconds for which a token is valid; clients send it back at once (RFC 9000, section 8.1.4)."""
 
 _ID_BYTES: Final = 8
 _TIME_BYTES: Final = 4
@@ -36,16 +36,16 @@ _PROOF_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A connection that may begin."""
+    """A handshake that may begin."""
 
     original_id: bytes
-    """The first name that the client gave to the server."""
+    """The first connection id that the client chose for the server."""
     retry_id: bytes | None
-    """The name that a Retry has given it since."""
+    """The connection id from a Retry; None without one."""
 
 
 class Handshakes:
-    """Counts handshakes that have begun and not ended."""
+    """Counts unfinished handshakes, in total and by client."""
 
     def __init__(self) -> None:
         self._key = os.urandom(32)
@@ -53,11 +53,11 @@ class Handshakes:
 
     @property
     def unfinished(self) -> int:
-        """Handshakes that have begun and not ended."""
+        """Number of unfinished handshakes."""
         return self._of_client.total()
 
     def admit(self, header: QuicHeader, address: tuple[str, int], now: float) -> Admitted | bytes | None:
-        """Decide about a first datagram: it begins a connection, is answered with a Retry, or is dropped."""
+        """Decide about a client's first datagram: admit it, return a Retry as bytes, or drop it (None)."""
         if self.unfinished >= UNFINISHED or self._of_client[client_of(address)] >= UNFINISHED_OF_CLIENT:
             return None
         if (original := self._original_of(header, address, now)) is not None:
@@ -78,7 +78,10 @@ class Handshakes:
         )
 
     def _original_of(self, header: QuicHeader, address: tuple[str, int], now: float) -> bytes | None:
-        """Return the name that a client gave to the server before its Retry; None: its token is none of this server."""
+        """Return the connection id from before a Retry; None if the token is not valid.
+
+        A valid token was made by this server, for this address, within the last `TOKEN_S` seconds.
+        """
         claim, proof = header.token[:-_PROOF_BYTES], header.token[-_PROOF_BYTES:]
         if not hmac.compare_digest(proof, self._proof(claim, header.destination_cid, address)):
             return None
@@ -86,16 +89,16 @@ class Handshakes:
         return claim[_TIME_BYTES:] if age_s <= TOKEN_S else None
 
     def _proof(self, claim: bytes, name: bytes, address: tuple[str, int]) -> bytes:
-        """Sign what a token claims, for one address and the name that the Retry gives the server there."""
+        """Sign a token's content, together with the client's address and the Retry's connection id."""
         signed = b"|".join((claim.hex().encode(), name.hex().encode(), repr(tuple(address[:2])).encode()))
         return hmac.digest(self._key, signed, hashlib.sha256)[:_PROOF_BYTES]
 
     def begin(self, address: tuple[str, int]) -> None:
-        """Count a handshake."""
+        """Count a new handshake."""
         self._of_client[client_of(address)] += 1
 
     def end(self, address: tuple[str, int]) -> None:
-        """Count it no more: it is complete, or given up."""
+        """Stop counting a handshake, which is complete or given up."""
         client = client_of(address)
         self._of_client[client] -= 1
         if not self._of_client[client]:

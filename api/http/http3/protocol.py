@@ -1,8 +1,8 @@
-"""HTTP/3, where aioquic is installed: requests that come over QUIC, to the same application as all others.
+"""HTTP/3 endpoint on a UDP socket, available where aioquic is installed.
 
-Hypercorn's own HTTP/3 does not notice that a client leaves, lets one client's mistake end every connection, and cannot
-end before its patience does. So aioquic, which does no input and output, is asked here directly. A connection has one
-task, which sends for it and keeps its time, and one more for each request.
+Hypercorn's own HTTP/3 does not notice that a client leaves. An error of one client ends all its connections, and its
+shutdown waits for every idle timeout. So this module uses aioquic directly, which does no input and output. A
+connection has one task that sends datagrams and keeps its timers, and one task per request.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
 
 FIRST_DATAGRAM_BYTES: Final = 1200
-"""The least that the first datagram of a client has (RFC 9000, section 14.1): an answer cannot be made to be larger
-than what asks for it."""
+"""Minimum size of a client's first datagram (RFC 9000, section 14.1), against amplification attacks."""
 
 DATAGRAM_BYTES: Final = 2**14
-"""The longest datagram that is taken; each may carry thousands of frames, and is taken in one go."""
+"""Maximum size of a datagram: it may have thousands of frames, which are processed in one call."""
 
 log = get_logger("staged_pool.api")
 
 
 def check_installed() -> None:
-    """See that HTTP/3 can be served.
+    """Check that HTTP/3 can be served.
 
     Raises:
-        ConfigError: aioquic is not there.
+        ConfigError: aioquic is not installed.
     """
     if importlib.util.find_spec("aioquic") is None:
         raise ConfigError("quic_port: HTTP/3 needs aioquic; install staged-pool[http3]")
@@ -49,9 +48,9 @@ class Http3:
     """Serves HTTP/3 on one UDP socket.
 
     Args:
-        app: Of all requests.
-        config: Its certificate, and the limits.
-        server_state: Where connections are counted.
+        app: The application.
+        config: The certificate, and the limits.
+        server_state: Counts the connections.
     """
 
     def __init__(self, app: App, config: ServerConfig, server_state: ServerState) -> None:
@@ -61,12 +60,12 @@ class Http3:
         self._settings = _settings(config)
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve until cancelled. Once the server ends, connections go as their requests are answered.
+        """Serve until cancelled. During a shutdown, connections end once their requests are answered.
 
-        What goes wrong in a connection ends that connection.
+        An error in a connection ends that connection alone.
 
         Args:
-            listener: A bound UDP socket. Owned by this from here on.
+            listener: A bound UDP socket; this method closes it.
         """
         async with await anyio.abc.UDPSocket.from_socket(listener) as udp, anyio.create_task_group() as tasks:
             while True:
@@ -84,7 +83,7 @@ class Http3:
                     found.take(data, (host, port))
 
     def _connection(self, data: bytes, address: Address) -> Http3Connection | bytes | None:
-        """Find whose datagram it is: a new one's, if it may begin one, or one that is answered with a Retry."""
+        """Return the connection of a datagram, known or new; bytes: a Retry to send; None: drop the datagram."""
         from aioquic._buffer import Buffer
         from aioquic.quic.connection import QuicConnection
         from aioquic.quic.packet import QuicPacketType, pull_quic_header
@@ -105,7 +104,7 @@ class Http3:
         if self._endpoint.server_state.quic_connections >= self._endpoint.config.max_connections:
             self._endpoint.server_state.connections_rejected += 1
             self._close_longest_idle()
-            return None  # it asks again, and finds room
+            return None  # the client sends it again, and finds room
         quic = QuicConnection(
             configuration=self._settings,
             original_destination_connection_id=admitted.original_id,

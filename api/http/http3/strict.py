@@ -1,6 +1,6 @@
-"""aioquic's HTTP/3 of a server, in which a malformed request is the end of its stream alone.
+"""aioquic's HTTP/3 connection, made to survive malformed requests.
 
-Imported only where HTTP/3 is served, for aioquic need not be there.
+It is imported only if HTTP/3 is served, since aioquic is optional.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from aioquic.h3.events import H3Event
 from aioquic.quic.connection import QuicConnection
 
 HEAD_BYTES: Final = 2**16
-"""The longest compressed head; aioquic keeps any length until the head is whole."""
+"""Maximum bytes of a compressed head; aioquic itself buffers a head of any length."""
 
 _TABLES: Final = (Setting.QPACK_MAX_TABLE_CAPACITY, Setting.QPACK_BLOCKED_STREAMS)
 _OF_STREAMS: Final = frozenset((ErrorCode.H3_MESSAGE_ERROR, ErrorCode.H3_REQUEST_INCOMPLETE))
 
 
 class StrictHttp3(H3Connection):
-    """One connection, with compression by the static table alone.
+    """One connection, which compresses heads by QPACK's static table alone.
 
-    With tables a client decides how much memory its connection takes here, may make a head of 250 MB of one of 64 KB,
-    and may leave its streams waiting for each other.
+    With dynamic tables a client would decide how much memory its connection takes. It could expand 64 KB to a head of
+    250 MB, and make its streams wait for each other.
     """
 
     def __init__(self, quic: QuicConnection) -> None:
         self.malformed: list[tuple[int, int]] = []
-        """Streams whose request is malformed, and why, until somebody looks."""
+        """Ids and error codes of streams with malformed requests; the caller takes them from the list."""
         self._broken: set[int] = set()
         super().__init__(quic)
         self._decoder = pylsqpack.Decoder(0, 0)

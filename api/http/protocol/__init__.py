@@ -1,1 +1,1 @@
-"""Parts that all versions of HTTP share: request heads, bodies, streams and content codings."""
+"""Parts that the versions of HTTP share: request heads, bodies, streams and content codings."""

@@ -1,4 +1,4 @@
-"""Content codings of request bodies (RFC 9110, section 8.4), undone within the limits on bodies."""
+"""Decompression of request bodies (Content-Encoding, RFC 9110, section 8.4), within their limits."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _NAMES: Final = {b"gzip": GZIP, b"x-gzip": GZIP, b"deflate": DEFLATE}
 _PLAIN: Final = (b"", b"identity")
 
 MAX_MEMBERS: Final = 16
-"""Members of one gzip body. Each one may be 20 bytes that unpack to nothing."""
+"""Maximum members of a gzip body: a member of 20 bytes may decompress to nothing."""
 
-AT_ONCE_BYTES: Final = 2**16
-"""A body that unpacks to so many bytes, and no more, is unpacked on the event loop, in tenths of a millisecond."""
+INLINE_BYTES: Final = 2**16
+"""Bytes decompressed on the event loop, in tenths of a millisecond; a thread decompresses the rest."""
 
 SLICE_BYTES: Final = 2**20
-"""Bytes that one call in a thread unpacks. The limits are asked between two calls."""
+"""Bytes that one call in a thread decompresses; the limits are checked between calls."""
 
 PIECE_BYTES: Final = 2**16
-"""Bytes of a compressed body that zlib gets in one call."""
+"""Compressed bytes that zlib gets in one call."""
 
 _GZIP_BITS: Final = 31
 _ZLIB_BITS: Final = 15
 _RAW_BITS: Final = -15
-_ALLOWED: Final = "only gzip and deflate are undone, once; or send the body as it is"
+_ALLOWED: Final = "expected one of gzip and deflate, or a body without compression"
 
 
 def coding_of(headers: Headers) -> bytes | None:
-    """Read how a body is compressed: `GZIP`, `DEFLATE`, or None where it is not.
+    """Return the content coding of a body: `GZIP`, `DEFLATE`, or None if it is not compressed.
 
     Raises:
-        HttpError: In another way, or more than once (415).
+        HttpError: It is another coding, or several (415).
     """
     given = [value for name, value in headers if name == b"content-encoding"]
     if not given:
@@ -53,31 +53,31 @@ def coding_of(headers: Headers) -> bytes | None:
     if not names:
         return None
     if len(names) > 1 or names[0] not in _NAMES:
-        said = shortened(", ".join(name.decode("latin-1") for name in names))
-        raise HttpError(status.UNSUPPORTED_CODING, f"Unsupported Content-Encoding '{said}': {_ALLOWED}")
+        shown = shortened(", ".join(name.decode("latin-1") for name in names))
+        raise HttpError(status.UNSUPPORTED_CODING, f"Unsupported Content-Encoding '{shown}': {_ALLOWED}")
     return _NAMES[names[0]]
 
 
 async def unpack(
     body: bytes | bytearray, coding: bytes, take: Callable[[int], None], server_state: ServerState
 ) -> bytes | bytearray:
-    """Undo a content coding.
+    """Decompress a body.
 
     Args:
-        body: As it was sent.
-        coding: As `coding_of` has it.
-        take: Told of the bytes of each slice as it comes; raises where they exceed a limit. No more than one slice
-            beyond a limit is ever unpacked.
+        body: The compressed body.
+        coding: Its coding, as returned by `coding_of`.
+        take: Called with the size of each decompressed slice; raises if a limit is exceeded. At most one slice beyond
+            a limit is ever decompressed.
         server_state: Has the limiter of the thread.
 
     Raises:
-        HttpError: It is damaged, ends early, or something follows it (400); or what `take` raises.
+        HttpError: The body is damaged, incomplete, or followed by other bytes (400). Errors of `take` pass.
     """
     if not body:
         return body
     unpacker = _Unpacker(body, coding)
     unpacked = Body()
-    piece = unpacker.unpack(AT_ONCE_BYTES)
+    piece = unpacker.unpack(INLINE_BYTES)
     while True:
         take(len(piece))
         unpacked.add(piece)
@@ -87,11 +87,11 @@ async def unpack(
 
 
 class _Unpacker:
-    """A compressed body that is undone piece by piece.
+    """A compressed body that is decompressed piece by piece.
 
     Args:
-        body: As it was sent.
-        coding: As `coding_of` has it.
+        body: The compressed body.
+        coding: Its coding, as returned by `coding_of`.
     """
 
     def __init__(self, body: bytes | bytearray, coding: bytes) -> None:
@@ -103,13 +103,13 @@ class _Unpacker:
         self._bits = _bits(body, coding)
         self._stream = zlib.decompressobj(self._bits)
         self.ended = False
-        """All of it is undone."""
+        """True once the whole body is decompressed."""
 
     def unpack(self, most: int) -> bytes:
-        """Undo the next bytes, at most `most` and seldom much fewer.
+        """Return the next decompressed bytes: `most` of them, or fewer at the end.
 
         Raises:
-            HttpError: The body is damaged, ends early, or something follows it.
+            HttpError: The body is damaged, incomplete, or followed by other bytes.
         """
         pieces: list[bytes] = []
         room = most
@@ -117,14 +117,14 @@ class _Unpacker:
             try:
                 pieces.append(self._step(room))
             except zlib.error:
-                what = f"it is no {self._coding.decode()}, is damaged, or ends early"
-                message = f"The body is not what its Content-Encoding says: {what}"
+                what = f"it is not {self._coding.decode()}, is damaged, or ends early"
+                message = f"The body does not match its Content-Encoding: {what}"
                 raise HttpError(status.BAD_CODING, message) from None
             room -= len(pieces[-1])
         return b"".join(pieces)
 
     def _step(self, room: int) -> bytes:
-        """Give zlib the next piece of the body. It copies what it does not use: hence a piece."""
+        """Pass zlib the next piece of the body, not all of it: zlib copies the bytes that it does not use."""
         packed = self._body[self._at : self._at + PIECE_BYTES]
         piece = self._stream.decompress(packed, room)
         left = self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
@@ -137,17 +137,20 @@ class _Unpacker:
         return piece
 
     def _next_member(self) -> None:
-        """A gzip file may have several, one behind the other (RFC 1952, section 2.2)."""
+        """Begin the next member, if any: gzip allows several in sequence (RFC 1952, section 2.2)."""
         self._members -= 1
         self.ended = self._at == len(self._body)
         if not self.ended:
             if not self._members:
-                raise zlib.error("something follows it")
+                raise zlib.error("other bytes follow it")
             self._stream = zlib.decompressobj(self._bits)
 
 
 def _bits(packed: bytes | bytearray, coding: bytes) -> int:
-    """Name a format to zlib. `deflate` is the zlib format (RFC 9110, section 8.4.1.2); some send the bare one."""
+    """Return zlib's `wbits` for a body.
+
+    `deflate` means the zlib format (RFC 9110, section 8.4.1.2), but some clients send raw deflate data.
+    """
     if coding == GZIP:
         return _GZIP_BITS
     is_zlib = packed[0] & 0x0F == zlib.DEFLATED and int.from_bytes(packed[:2], "big") % 31 == 0

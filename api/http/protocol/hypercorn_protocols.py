@@ -1,4 +1,4 @@
-"""Hypercorn's HTTP/1.1, made strict where it is lenient. `connections.py` makes one for a connection that needs it."""
+"""Hypercorn's HTTP/1.1 protocol, made strict, for requests on the general path."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from staged_pool.api.http.protocol.malformed import problem_of
 from staged_pool.api.http.protocol.strict_reader import StrictReader
 
 PIECE_BYTES: Final = 2**16
-"""What a client must read of its answer within `write_timeout_s`, or else all of it."""
+"""Bytes of a response that a client must read within `write_timeout_s`."""
 
 
 def missing_names(http1: Any, http2: Any) -> list[str]:
-    """List what this module needs of h11 and h2 connections and their interfaces do not promise, if it is not there."""
+    """Return the missing ones among the private names of h11 and h2 in use here."""
     return [
         name
         for name, holder in (
@@ -33,16 +33,16 @@ def missing_names(http1: Any, http2: Any) -> list[str]:
 
 if _missing := missing_names(h11.Connection(h11.SERVER), h2.connection.H2Connection()):
     raise ImportError(
-        f"staged-pool does not know this version of h11 ({version('h11')}) or h2 ({version('h2')}): there is no "
-        f"{' and no '.join(_missing)}. Install the versions that its metadata asks for: h11<0.17, h2<5"
+        f"staged-pool does not support this version of h11 ({version('h11')}) or h2 ({version('h2')}), without "
+        f"{' and '.join(_missing)}. Install the versions that its metadata requires: h11<0.17, h2<5"
     )
 
 
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
-    """HTTP/1.1 with a strict head, and without upgrades, which are ignored as the standard allows.
+    """HTTP/1.1 with strict heads. It ignores upgrades, as the standard allows.
 
-    There is nothing to speak over a websocket, and Hypercorn leaves the connection of a refused one open for ever. The
-    upgrade to HTTP/2 is a way around the rules of a proxy that passes it on; HTTP/2 with prior knowledge remains.
+    The server has no use for websockets, and Hypercorn leaves the connection of a rejected one open forever. An upgrade
+    to HTTP/2 would bypass the rules of a proxy that passes it on; HTTP/2 with prior knowledge works.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -51,9 +51,9 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         self._head = b""
 
     async def _send_h11_event(self, event: Any) -> None:
-        """Send the head of an answer together with what follows it: a client that waits is woken once, not twice."""
+        """Send the head of a response together with its first bytes: the client wakes once."""
         if isinstance(event, h11.Response) and self.connection.is_kept:
-            event = _keeping(event)
+            event = _with_keep_alive(event)
         try:
             data = self.connection.send(event)
         except h11.LocalProtocolError:
@@ -71,7 +71,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
                 await self.send(RawData(data=piece))
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Answer what is no request, with a message as any other error has it."""
+        """Answer a malformed request, with a body like that of any other error."""
         status, body = (self.connection.problem or problem_of(status_code)).answer()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
@@ -87,28 +87,28 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
 
     @property
     def between_requests(self) -> bool:
-        """Nothing of a request has arrived that is not answered."""
+        """All received requests are answered, and none has begun to arrive."""
         connection = self.connection
         states = (connection.our_state, connection.their_state)
         return self.stream is None and states == (h11.IDLE, h11.IDLE) and not connection.waiting
 
     @property
     def is_answering(self) -> bool:
-        """A request is here with all its body, and not answered: what comes next is another one's."""
+        """A complete request is in progress, and further bytes belong to the next one."""
         return self.stream is not None and self.connection.their_state is not h11.SEND_BODY
 
     @property
     def has_more(self) -> bool:
-        """What came behind a request, which has its answer, waits to be read."""
+        """Bytes behind an answered request are here, and have not been read."""
         return self.connection.has_more
 
     async def resume(self) -> None:
-        """Read on, behind a request that has its answer."""
+        """Read on behind an answered request."""
         self.connection.has_more = False
         await self._handle_events()
 
     async def send_goaway(self) -> None:
-        """HTTP/1.1 has none."""
+        """Do nothing: HTTP/1.1 has no such message."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         headers = dict(request.headers)
@@ -118,7 +118,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
             request = h11.Request(method=request.method, target=request.target, headers=rest, http_version=version)
         length = headers.get(b"content-length", b"0")
         if int(length) > self.config.limits.body_limit_bytes:
-            self.connection.client_is_waiting_for_100_continue = False  # or it would be told to send the body
+            self.connection.client_is_waiting_for_100_continue = False  # the client must not send the body
         await super()._create_stream(request)
 
     async def _check_protocol(self, event: h11.Request) -> None:
@@ -126,10 +126,10 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
 
 
-def _keeping(answer: h11.Response) -> h11.Response:
-    """The same answer, which tells a client of HTTP/1.0 that the connection stays; h11 takes that back if it does not.
+def _with_keep_alive(answer: h11.Response) -> h11.Response:
+    """Return a response that tells a client of HTTP/1.0 that the connection stays open.
 
-    Without a length the end of the connection is the end of the answer.
+    h11 replaces the header if the connection closes after all. A response without a length ends with its connection.
     """
     names = {name for name, _ in answer.headers}
     if b"connection" in names or b"content-length" not in names:

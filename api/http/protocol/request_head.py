@@ -1,6 +1,6 @@
-"""The head of a request of HTTP/2 or HTTP/3: what makes it malformed, and what the application sees of it.
+"""Heads of HTTP/2 and HTTP/3 requests: checked, and converted to ASGI scopes.
 
-Both have the same rules (RFC 9113, section 8; RFC 9114, section 4), and a malformed head costs its own stream alone.
+Both versions have the same rules (RFC 9113, section 8; RFC 9114, section 4). A malformed head ends its stream alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from staged_pool.api.asgi import Headers, Scope
 
 LENGTH_DIGITS: Final = 18
-"""A longer content-length is no number of bytes that anybody has."""
+"""Maximum digits of a content-length; no body has so many bytes."""
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
@@ -22,13 +22,13 @@ _VALUE: Final = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])").fullmatch
 _PATH: Final = re.compile(rb"/[!-~]*").fullmatch
 _AUTHORITY: Final = re.compile(rb"[!-~]+").fullmatch
 _NOT_IN_AUTHORITY: Final = re.compile(rb"[/?#@\\]").search
-_OF_CONNECTIONS: Final = frozenset(
+_CONNECTION_HEADERS: Final = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
 
 
 class Malformed(Exception):
-    """A stream is no request, and says why."""
+    """The reason why a stream is no valid request."""
 
 
 def scope_of(
@@ -40,7 +40,7 @@ def scope_of(
     client: tuple[str, int] | None,
     server: tuple[str, int] | None,
 ) -> Scope:
-    """Make the scope of a request of its head, as it was decompressed; `ended`: it has no body.
+    """Convert the decompressed head of a request to an ASGI scope; `ended`: there is no body.
 
     Raises:
         Malformed: The head breaks a rule.
@@ -49,10 +49,10 @@ def scope_of(
     if missing := {b":method", b":scheme", b":path"} - set(pseudo):
         raise Malformed(f"{min(missing).decode()} is missing")
     if ended and any(int(value) for name, value in fields if name == b"content-length"):
-        raise Malformed("there is a content-length, and no body")
+        raise Malformed("it has a content-length, but no body")
     method, target = pseudo[b":method"], pseudo[b":path"]
     if not _METHOD(method) or method == b"CONNECT":
-        raise Malformed("the method is CONNECT, which nothing is served for, or no token")
+        raise Malformed("the method is CONNECT, which is not supported, or not a token")
     if not _PATH(target) and (method, target) != (b"OPTIONS", b"*"):
         raise Malformed("the path does not begin with /, or is not ASCII")
     path, _, query = target.partition(b"?")
@@ -74,31 +74,31 @@ def scope_of(
 
 
 def check_trailers(headers: Headers) -> None:
-    """Check the headers behind a body.
+    """Check the trailers behind a body.
 
     Raises:
-        Malformed: One breaks a rule.
+        Malformed: A trailer breaks a rule.
     """
     pseudo, _ = _parted(headers)
     if pseudo:
-        raise Malformed("there are pseudo-headers behind the body")
+        raise Malformed("a trailer is a pseudo-header")
 
 
 def _parted(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
-    """Return pseudo-headers and the others, each of them valid by itself."""
+    """Return the pseudo-headers and the other headers, after a check of each."""
     pseudo: dict[bytes, bytes] = {}
     fields: Headers = []
     for name, value in headers:
         if not _VALUE(value):
-            raise Malformed("the value of a header has a control character, or space around it")
+            raise Malformed("the value of a header has a NUL, CR or LF, or space around it")
         if name.startswith(b":"):
             if name not in _PSEUDO or name in pseudo or fields:
-                raise Malformed("a pseudo-header is unknown, twice there, or behind another header")
+                raise Malformed("a pseudo-header is unknown, repeated, or behind another header")
             pseudo[name] = value
         elif not _NAME(name):
-            raise Malformed("the name of a header is no token of lower case")
-        elif name in _OF_CONNECTIONS or (name == b"te" and value.lower() != b"trailers"):
-            raise Malformed("a header is about the connection, which HTTP/2 and HTTP/3 have no place for")
+            raise Malformed("the name of a header is not a lower-case token")
+        elif name in _CONNECTION_HEADERS or (name == b"te" and value.lower() != b"trailers"):
+            raise Malformed("a header is about the connection, which HTTP/2 and HTTP/3 do not allow")
         else:
             fields.append((bytes(name), bytes(value)))
     _check_length(fields)
@@ -108,17 +108,17 @@ def _parted(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
 def _check_length(fields: Headers) -> None:
     lengths = {value for name, value in fields if name == b"content-length"}
     if len(lengths) > 1 or not all(length.isdigit() and len(length) <= LENGTH_DIGITS for length in lengths):
-        raise Malformed("the content-length is no number of up to 18 digits, or there are two")
+        raise Malformed("the content-length is not a number of up to 18 digits, or has two values")
 
 
 def _with_host(authority: bytes | None, fields: Headers) -> Headers:
-    """Check who is asked, and say it as HTTP/1.1 does: in one header `host`, the first."""
+    """Check the host, and return the headers with it as the first, as in HTTP/1.1."""
     hosts = [value for name, value in fields if name == b"host"]
     if authority is None and not hosts:
-        raise Malformed("there is no :authority, and no host")
+        raise Malformed("both :authority and host are missing")
     named = hosts[0] if authority is None else authority
     if any(host != named for host in hosts) or len(hosts) > 1:
-        raise Malformed("the host is not the :authority, or there are two")
+        raise Malformed("the host is not the :authority, or there are several")
     if not _AUTHORITY(named) or _NOT_IN_AUTHORITY(named):
-        raise Malformed("the :authority is no host with its port")
+        raise Malformed("the :authority is not a host with an optional port")
     return [(b"host", named), *((name, value) for name, value in fields if name != b"host")]

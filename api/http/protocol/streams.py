@@ -1,4 +1,4 @@
-"""One request of HTTP/2 or HTTP/3: an ASGI call between the stream of a connection and the application."""
+"""One request over HTTP/2 or HTTP/3: the ASGI call for a stream."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ log = get_logger("staged_pool.api")
 
 
 class Carrier(Protocol):
-    """The connection of a stream."""
+    """Connection of a stream."""
 
     async def respond(self, stream_id: int, headers: Headers | None, body: bytes, *, ends: bool) -> None:
-        """Send a part of an answer, and return when little of it waits here; `headers` come with the first part."""
+        """Send a part of a response, and return when little of it is buffered; the first part has `headers`."""
 
     async def consumed(self, stream_id: int, count: int) -> None:
-        """Let the client send as many bytes more, for the application has taken so many."""
+        """Give the client flow control back for `count` bytes that the application has read."""
 
     async def break_off(self, stream_id: int, *, failed: bool) -> None:
-        """Reset a stream that gets no answer: its client has left, or (`failed`) the application has failed."""
+        """Reset a stream without a response: its client has left, or the application has failed (`failed`)."""
 
     async def done(self, stream_id: int) -> None:
         """Forget a stream whose application has returned."""
@@ -32,10 +32,10 @@ class RequestStream:
     """One request.
 
     Args:
-        carrier: Its connection.
-        stream_id: Its number there.
-        scope: Of the ASGI call.
-        app: What is called.
+        carrier: Connection of the stream.
+        stream_id: Id of the stream.
+        scope: Scope of the ASGI call.
+        app: The application.
     """
 
     def __init__(self, carrier: Carrier, stream_id: int, scope: Scope, app: App) -> None:
@@ -45,20 +45,20 @@ class RequestStream:
         self._app = app
         self._body = bytearray()
         self._unread = 0
-        """Bytes of flow control that the client has spent on it, and that it has not back."""
+        """Bytes of flow control that are not yet given back to the client."""
         self._ended = self._told_end = False
-        """All of the body is here; and the application knows."""
+        """The whole body has arrived, and the application has been told."""
         self._arrived = anyio.Event()
         self._head: Headers | None = None
         self.left = False
-        """Nobody wants the answer."""
+        """The client has left, or has reset the stream."""
         self.answered = False
 
     async def run(self) -> None:
-        """Call the application, and see that the stream ends."""
+        """Call the application, and make sure that the stream ends."""
         try:
             await self._app(self._scope, self._receive, self._send)
-        except Exception as error:  # noqa: BLE001  # the application answers for its own; this one is of the protocol
+        except Exception as error:  # noqa: BLE001  # an error of the protocol: the application answers its own errors
             log.warning("connection.failed", error=type(error).__name__, reason=str(error), where="stream")
         finally:
             try:
@@ -70,9 +70,9 @@ class RequestStream:
                 await self._carrier.done(self._id)
 
     def feed(self, data: bytes, count: int, *, ended: bool) -> None:
-        """Take a piece of the body, for which the client has spent `count` bytes of flow control.
+        """Add a piece of the body, which has used `count` bytes of flow control.
 
-        What waits here is never more than flow control lets through.
+        Flow control limits the bytes that are buffered here.
         """
         self._body += data
         self._unread += count
@@ -80,7 +80,7 @@ class RequestStream:
         self._arrived.set()
 
     def leave(self) -> None:
-        """Tell the application that the client wants no answer any more."""
+        """Tell the application that the client has left."""
         self.left = True
         self._arrived.set()
 

@@ -1,7 +1,7 @@
-"""A reader of HTTP/1.1 that rejects what a proxy in front may read as another request: h11, made strict.
+"""Strict HTTP/1.1 reader, based on h11, against request smuggling.
 
-Both paths through the server read heads with it, so that both reject the same. Its rules are those of RFC 9110 and
-RFC 9112 where h11 is lenient.
+It rejects bytes that a proxy in front may read as another request, by the rules of RFC 9110 and RFC 9112 where h11 is
+lenient. Both paths through the server read heads with it, so that both reject the same.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import h11
 from staged_pool.api import status
 from staged_pool.api.status import Problem, Row
 
-MOST_EMPTY_LINES: Final = 8
-"""Empty lines that may stand before a request (RFC 9112, section 2.2); with more it is no request."""
+MAX_EMPTY_LINES: Final = 8
+"""Maximum empty lines before a request (RFC 9112, section 2.2)."""
 
 HEAD_END: Final = b"\r\n\r\n"
 
 METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
-"""Methods that mean something to this server, if only that a path has none of them."""
+"""Methods that are answered, if only with 405; others are answered 501."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0"
-"""The first line of HTTP/2, which `Http1` looks for."""
+"""First line of HTTP/2 with prior knowledge, which `Http1` looks for."""
 
 _LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]|\r(?!\n|$)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""A line that ends in LF alone, one that goes on in the next line (obs-fold), a CR alone, and control characters."""
+"""Bytes that h11 accepts and this reader does not: a bare LF or CR, obs-fold, control characters."""
 
 _VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _TARGET: Final = re.compile(rb"(?:/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\\]+)[^#\x7f-\xff]*")
-"""Forms `origin` and `absolute` (RFC 9112, section 3.2); `*` is for OPTIONS alone, and CONNECT is not served."""
+"""Target in origin or absolute form (RFC 9112, section 3.2); `*` is for OPTIONS alone, and CONNECT is not served."""
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _ONE_LENGTH: Final = re.compile(rb"[0-9]{1,20}")
@@ -39,18 +39,18 @@ _CHUNK: Final = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\
 
 _KNOWN_METHODS: Final = f"The method is not known; expected one of {b', '.join(sorted(METHODS)).decode()}, in capitals"
 _NO_CHUNK: Final = (
-    "A chunk of the body does not begin with a valid line; expected its size in at most 16 hexadecimal digits, "
-    "and CRLF: well-formed chunks"
+    "The first line of a chunk is not valid; expected well-formed chunks: a size of at most 16 hexadecimal digits, "
+    "and CRLF"
 )
-_NO_TRAILER: Final = "What follows the last chunk is not valid; expected CRLF, or headers that each end in CRLF"
+_NO_TRAILER: Final = "The trailers are not valid; expected CRLF behind the last chunk, or headers that each end in CRLF"
 
 
 class Malformed(h11.RemoteProtocolError):
-    """Bytes that are no request.
+    """Error of a malformed request.
 
     Args:
-        message: What was wrong, and what would be right. Never what the client sent.
-        row: How it is answered.
+        message: The error, and what was expected; never bytes of the client.
+        row: The status and type of the answer.
     """
 
     def __init__(self, message: str, row: Row = status.BAD_FRAMING) -> None:
@@ -59,38 +59,38 @@ class Malformed(h11.RemoteProtocolError):
 
 
 class StrictReader(h11.Connection):
-    """An h11 connection that rejects what a proxy in front may read as another request than h11 does.
+    """An h11 connection that rejects bytes which a proxy in front may read differently.
 
-    It never pauses: what comes behind a request waits in it until the next cycle begins. What comes behind the last
-    request of a connection is dropped (RFC 9112, section 9.6).
+    It never pauses: bytes behind a request stay in it until the next cycle begins. Bytes behind the last request of a
+    connection are dropped (RFC 9112, section 9.6).
 
     Args:
-        max_head_bytes: Bytes of a head, or of a chunk's first line, that may wait to be whole; more are 431.
-        max_chunk_bytes: Bytes that one chunk of a body may announce; more are 413.
+        max_head_bytes: Maximum bytes of an incomplete head, or of a chunk's first line; more are answered 431.
+        max_chunk_bytes: Maximum bytes that one chunk of a body may announce; more are answered 413.
     """
 
     is_kept = False
-    """The request is of HTTP/1.0, and its client asks to keep the connection (RFC 9112, section C.2.2)."""
+    """True for an HTTP/1.0 request with `Connection: keep-alive` (RFC 9112, section C.2.2)."""
 
     asks_head_only = False
-    """The request is a HEAD: its answer, and an error too, has no body."""
+    """True for a HEAD request: the answer has no body, not even for an error."""
 
     has_more = False
-    """A cycle has begun, and what waits has not been looked at."""
+    """True if a new cycle has begun with unread bytes."""
 
     problem: Problem | None = None
-    """What was found wrong here, and not by h11."""
+    """The error that this class has found; None for one of h11."""
 
     def __init__(self, max_head_bytes: int, max_chunk_bytes: int = 2**31) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
         self._max_chunk_bytes = max_chunk_bytes
         self._empty_lines = 0
         self._looked_at = 0
-        """Bytes of an incomplete head in which nothing lenient was found."""
+        """Bytes of an incomplete head that are already checked."""
 
     @property
     def waiting(self) -> bytes:
-        """What has been received and not read."""
+        """Bytes that were received and not read."""
         data: bytes = self.trailing_data[0]
         return data
 
@@ -124,28 +124,28 @@ class StrictReader(h11.Connection):
             self.is_kept = _keeps_http10(event)
             self.asks_head_only = event.method == b"HEAD"
             if self.is_kept:
-                self._cstate.keep_alive = True  # h11 knows no HTTP/1.0 that does
+                self._cstate.keep_alive = True  # h11 always closes a connection of HTTP/1.0
             if any(name == b"transfer-encoding" for name, _ in event.headers):
                 self._reader = _Chunks(self._max_chunk_bytes)
         return h11.NEED_DATA if event is h11.PAUSED else event
 
     @property
     def _is_answering(self) -> bool:
-        """An answer has begun to be sent, such as a rejection by the head. It is more use than one about the body."""
+        """True once an answer has begun, for instance a rejection; errors in the body are then ignored."""
         return self.our_state is h11.SEND_BODY
 
     def _begins(self) -> bool:
-        """Skip empty lines, and check as much of a head as is here. False: nothing of a head is here.
+        """Skip empty lines, and check the received part of a head; False: no head has begun.
 
         Raises:
-            Malformed: It is wrong.
+            Malformed: The head breaks a rule.
         """
         buffer = self._receive_buffer
         data: bytearray = buffer._data
         while data[:2] == b"\r\n":
             self._empty_lines += 1
-            if self._empty_lines > MOST_EMPTY_LINES:
-                raise Malformed(f"More than {MOST_EMPTY_LINES} empty lines stand before the request; expected none")
+            if self._empty_lines > MAX_EMPTY_LINES:
+                raise Malformed(f"More than {MAX_EMPTY_LINES} empty lines before the request; expected none")
             buffer.maybe_extract_at_most(2)
         if not data or data == b"\r":
             return False
@@ -163,12 +163,12 @@ class StrictReader(h11.Connection):
 
 
 def check_head(head: bytes) -> None:
-    """Check a whole head: its lines, without the empty one at the end.
+    """Check a complete head, given without the empty line at its end.
 
-    What h11 checks as strictly, such as the names of headers, is left to it.
+    Rules that h11 itself enforces, such as the names of headers, are left to it.
 
     Raises:
-        Malformed: It is wrong.
+        Malformed: The head breaks a rule.
     """
     first, *lines = head.split(b"\r\n")
     if first != _PREFACE:
@@ -179,16 +179,16 @@ def check_head(head: bytes) -> None:
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip(b" \t")
         if name == b"host" and not _HOST.fullmatch(value):
-            raise Malformed("Host is not valid; expected a name or an address, and perhaps :port")
+            raise Malformed("Host is not valid; expected a name or an address, with an optional :port")
         if name == b"content-length":
             lengths += 1
             if lengths > 1 or not _ONE_LENGTH.fullmatch(value):
-                raise Malformed("Content-Length is not valid; expected one, of one decimal number")
+                raise Malformed("Content-Length is not valid; expected one header with one decimal number")
         if name == b"transfer-encoding":
             if is_old:  # RFC 9112, section 6.1
                 raise Malformed("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
             is_coded = True
-    if is_coded and lengths:  # the way requests are smuggled
+    if is_coded and lengths:  # both together allow request smuggling
         raise Malformed("Transfer-Encoding and Content-Length exclude each other; expected one of them")
 
 
@@ -196,11 +196,11 @@ def _check_first(line: bytes) -> None:
     parts = line.split(b" ")
     if len(parts) != 3 or not _VERSION.fullmatch(parts[2]):
         raise Malformed(
-            "The request line is not valid HTTP/1.1; expected a method, a target and HTTP/1.1, one space between"
+            "The request line is not valid HTTP/1.1; expected a method, a target and HTTP/1.1, separated by one space"
         )
     method, target, spoken = parts
     if spoken not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise Malformed("The version of HTTP is not served; expected HTTP/1.1 or HTTP/1.0", status.UNSUPPORTED_VERSION)
+        raise Malformed("The HTTP version is not supported; expected HTTP/1.1 or HTTP/1.0", status.UNSUPPORTED_VERSION)
     if method not in METHODS:
         raise Malformed(_KNOWN_METHODS, status.UNKNOWN_METHOD)
     if not (_TARGET.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
@@ -208,18 +208,18 @@ def _check_first(line: bytes) -> None:
 
 
 class _Chunks:
-    """FileReads a chunked body (RFC 9112, section 7.1), in the place of h11's reader.
+    """Reader of a chunked body (RFC 9112, section 7.1), which replaces h11's.
 
     Args:
-        most: Bytes that one chunk may have.
+        most: Maximum bytes of a chunk.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._left = 0
-        """Bytes of the chunk that have not been read."""
+        """Unread bytes of the chunk."""
         self._at_end = False
-        """The chunk is read, and the CRLF behind it is not."""
+        """The chunk is read, but not the CRLF behind it."""
         self._in_trailers = False
 
     def __call__(self, buffer: Any) -> h11.Data | h11.EndOfMessage | None:
@@ -253,7 +253,7 @@ class _Chunks:
             raise Malformed(f"A chunk is larger than this server's limit of {self._most} bytes", status.BODY_TOO_LARGE)
 
     def _trailers(self, buffer: Any) -> h11.EndOfMessage | None:
-        """Read to the end of the trailers, and drop them: nothing here has a use for any."""
+        """Read the trailers to their end, and drop them: the server uses none."""
         data: bytearray = buffer._data
         if data[:2] != b"\r\n":
             end = data.find(HEAD_END)
