@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -98,9 +98,8 @@ def help_sentences(row: SettingField, default: Any, *, in_full: bool) -> Iterato
 class SettingsCommand(click.Command):
     """Command whose `--help` lists the basic settings, and `--help-all` all of them."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, with both help flags last."""
-        return [*super().get_params(ctx), _HELP_ALL]
+    def __init__(self, name: str, *, callback: Callable[..., None], params: list[click.Parameter], help: str) -> None:
+        super().__init__(name, callback=callback, params=[*params, _HELP_ALL], help=help)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the page without a line break inside a flag or a name."""

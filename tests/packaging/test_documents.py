@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from staged_pool.api.commands import cli
 from tests.packaging.code_map import ARCHITECTURE, CODE_MAP, code_map, with_folders
@@ -42,15 +41,13 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(
 @cache
 def commands() -> dict[str, Any]:
     """The commands of `staged-pool` by name."""
-    main: Any = cli.main
-    group: Any = main if hasattr(main, "commands") else typer.main.get_command(main)
-    return dict(group.commands)
+    return dict(cli.main.commands)
 
 
 @cache
 def flags() -> set[str]:
-    found = {"--version", "--help"}
-    for command in commands().values():
+    found = {"--help"}
+    for command in (cli.main, *commands().values()):
         for parameter in command.params:
             found |= {*parameter.opts, *parameter.secondary_opts}
     return found
