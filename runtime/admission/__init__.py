@@ -1,1 +1,1 @@
-"""The door of the engine: who may enter, by one account of what is inside."""
+"""Admission: requests are admitted or rejected by one account of what is inside."""

@@ -1,6 +1,6 @@
-"""The account of what is inside the engine: all of it, by priority, by tenant, and by request.
+"""The account of everything inside the engine, by priority, tenant and request.
 
-There is one account of tokens. Admission decides by it who may enter, and feeding whose inputs go to preprocess.
+There is one account of tokens. By it admission admits requests, and feeding lets inputs into preprocess.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RequestClass(NamedTuple):
 DEFAULT_CLASS: Final = RequestClass()
 
 NEGLIGIBLE: Final = 1e-6
-"""Tokens that are a rounding error of estimates: where nothing is fed, a list of any size may go."""
+"""Fewer tokens than this are a rounding error of estimates, and count as none."""
 
 
 class Usage:
-    """Amounts that some requests have inside together."""
+    """Amounts that several requests have inside, in sum."""
 
     __slots__ = ("body_bytes", "items", "requests", "tokens")
 
@@ -40,7 +40,7 @@ class Usage:
         self.items = 0
         self.body_bytes = 0
         self.tokens = dict.fromkeys(lanes, 0.0)
-        """By lane."""
+        """Tokens by lane."""
 
     @property
     def limited(self) -> tuple[float, ...]:
@@ -52,26 +52,26 @@ LIMITS: Final = ("requests", "items", "tokens", "bytes")
 
 
 class LaneUsage:
-    """Amounts that one request has in one lane."""
+    """Amounts of one request in one lane."""
 
     __slots__ = ("computed", "estimate", "fed", "spared", "tokens", "unprepared")
 
     def __init__(self, tokens: float, inputs: int) -> None:
         self.tokens = tokens
-        """Inside: an estimate for inputs that are not prepared, the true number for those that are."""
+        """Tokens inside: the true number for tokenized inputs, and an estimate for the others."""
         self.unprepared = inputs
         self.estimate = tokens / inputs if inputs else 0.0
-        """Tokens of one input that is not prepared yet."""
+        """Estimated tokens of one input that is not tokenized yet."""
         self.fed = 0.0
-        """Tokens that are with preprocess, wait for the device, or are on it."""
+        """Tokens in preprocess, in front of the device, or on it."""
         self.computed = 0
-        """Tokens that have gone through the device."""
+        """Tokens that the device has computed."""
         self.spared = 0
-        """Tokens that need not: others have gone for them."""
+        """Tokens that were coalesced or cached, and so were not computed."""
 
 
 class Reservation:
-    """The account of one request, and the `Load` of its ticket. `Admission.leave` gives it back whole."""
+    """The account of one request, and the `Load` of its ticket. `Admission.leave` gives it back."""
 
     __slots__ = (
         "_in_flight",
@@ -102,21 +102,21 @@ class Reservation:
         self._in_flight = in_flight
         self.of = of
         self.counted_in = counted_in
-        """Amounts of all requests, of its priority, and of its tenant in that."""
+        """The sums that it counts in: of all requests, of its priority, and of its tenant in that."""
         self.came_alone = counted_in[-1].requests == 0
         """Its tenant had nothing else inside."""
         self.body_bytes = body_bytes
         self.answer: AnswerMemory | None = None
-        """None: no answer is expected yet."""
+        """Memory of the answer. None: no answer is expected yet."""
         self.items = 1
         self.lanes: dict[Lane, LaneUsage] = {}
         self.entered_at = entered_at
         self.lane = lane
-        """The one that decides how long it takes."""
+        """The lane that determines its delay."""
         self.expected_s = expected_s
-        """Seconds that it was predicted to take when it entered."""
+        """Predicted seconds to its answer, at its arrival."""
         self.is_inside = True
-        """Until it is given back: items of a caller who left move on for a while, and count no more."""
+        """False once it is given back. Items of a caller who left may move on for a while, uncounted."""
 
     @property
     def tokens(self) -> float:
@@ -131,8 +131,8 @@ class Reservation:
     def may_feed(self, lane: Hashable, inputs: int) -> bool:
         """See `Load.may_feed`.
 
-        A request may have as many tokens fed as it leaves free of the lane: a dynamic threshold (Choudhury and Hahne,
-        1998). However many are inside, one more finds room. Where nothing is fed, a list of any size may go.
+        A request may have as many tokens fed as remain free in the lane: a dynamic threshold (Choudhury and Hahne,
+        1998). So there is always room for one more request. If nothing is fed, a list of any size may go.
         """
         if not self.is_inside or (usage := self.lanes.get(cast(Lane, lane))) is None:
             return True
@@ -145,7 +145,7 @@ class Reservation:
             self._in_flight.feed(usage, cast(Lane, lane), inputs * usage.estimate)
 
     def tokenized(self, lane: Hashable, tokens: int) -> None:
-        """See `Load.prepared`."""
+        """See `Load.tokenized`."""
         if self.is_inside:
             self._in_flight.tokenized(self, cast(Lane, lane), tokens)
 
@@ -156,13 +156,13 @@ class Reservation:
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
-        """See `Load.spared`."""
+        """See `Load.adjust_tokens`."""
         if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.spared += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
     def cached(self, lane: Hashable, tokens: int) -> None:
-        """See `Load.recalled`."""
+        """See `Load.cached`."""
         self.adjust_tokens(lane, tokens)
 
     def delivered(self, numbers: int) -> Overloaded | None:
@@ -174,8 +174,8 @@ class InFlight:
     """Everything that has entered and not left.
 
     Args:
-        fed_limits: Tokens of a lane between feeding and the end of their forward at most.
-        estimates: Told what inputs turn out to have.
+        fed_limits: Most tokens between feeding and the end of their forward, by lane.
+        estimates: Learn the tokens of inputs.
     """
 
     def __init__(self, fed_limits: Mapping[Lane, int], estimates: Estimates) -> None:
@@ -183,15 +183,15 @@ class InFlight:
         self._estimates = estimates
         self.fed_limits = fed_limits
         self.fed = dict.fromkeys(self._lanes, 0.0)
-        """Tokens between feeding and the end of their forward."""
+        """Tokens between feeding and the end of their forward, by lane."""
         self.room_freed: Callable[[Lane], object] = lambda lane: None
-        """Called when fewer tokens of a lane are fed."""
+        """Called when the fed tokens of a lane have decreased."""
         self.total = Usage(self._lanes)
         self.unprepared: dict[Lane, int] = dict.fromkeys(self._lanes, 0)
-        """Inputs that are not prepared yet."""
+        """Inputs that are not tokenized yet, by lane."""
         self.priorities = {priority: Usage(self._lanes) for priority in Priority}
         self.tenants: dict[Priority, dict[Hashable, Usage]] = {priority: {} for priority in Priority}
-        """Only those that have something inside."""
+        """Tenants that have something inside, by priority."""
 
     def enter(
         self,
@@ -203,7 +203,7 @@ class InFlight:
         expected_s: float,
         of: RequestClass,
     ) -> Reservation:
-        """Count one request more, as one item."""
+        """Add a request, as one item."""
         tenants = self.tenants[of.priority]
         if (of_tenant := tenants.get(of.tenant)) is None:
             of_tenant = tenants[of.tenant] = Usage(self._lanes)
@@ -225,26 +225,33 @@ class InFlight:
         return reservation
 
     def count_items(self, reservation: Reservation, items: int) -> None:
-        """A request turned out to have so many items."""
+        """Set the number of items of a request."""
         for usage in reservation.counted_in:
             usage.items += items - reservation.items
         reservation.items = items
 
     def put(self, reservation: Reservation, lane: Lane, usage: LaneUsage) -> None:
-        """A request has this in a lane, in which it had nothing."""
+        """Add the usage of a lane to a request, which had none there."""
         reservation.lanes[lane] = usage
         self._count(reservation, lane, usage.tokens)
         self.unprepared[lane] += usage.unprepared
 
     def take(self, reservation: Reservation, lane: Lane) -> None:
-        """A request has nothing in a lane any more."""
+        """Remove the usage of a lane from a request."""
         usage = reservation.lanes.pop(lane)
         self._count(reservation, lane, -usage.tokens)
         self.unprepared[lane] -= usage.unprepared
         self.feed(usage, lane, -usage.fed)
 
     def divide(self, reservation: Reservation, lane: Lane, inputs: int, most: float) -> None:
-        """Divide the tokens of a request in a lane among its inputs, of which each has `most` at most."""
+        """Divide the estimated tokens of a request among its inputs.
+
+        Args:
+            reservation: The request.
+            lane: Lane of the inputs.
+            inputs: Number of inputs.
+            most: Most tokens of one input.
+        """
         usage = reservation.lanes[lane]
         self.unprepared[lane] += inputs - usage.unprepared
         tokens = min(usage.tokens, inputs * most)
@@ -252,7 +259,7 @@ class InFlight:
         usage.tokens, usage.unprepared, usage.estimate = tokens, inputs, tokens / inputs
 
     def feed(self, usage: LaneUsage, lane: Lane, tokens: float) -> None:
-        """Count tokens that are fed; fewer, where negative."""
+        """Add fed tokens; a negative number subtracts them."""
         usage.fed += tokens
         fed = self.fed[lane] + tokens
         self.fed[lane] = fed if fed > NEGLIGIBLE else 0.0
@@ -260,7 +267,7 @@ class InFlight:
             self.room_freed(lane)
 
     def tokenized(self, reservation: Reservation, lane: Lane, tokens: int) -> None:
-        """One of a request's inputs is prepared and has so many tokens."""
+        """Replace the estimate of one input by its true number of tokens."""
         usage = reservation.lanes.get(lane)
         if usage is not None and usage.unprepared:
             usage.unprepared -= 1
@@ -269,14 +276,14 @@ class InFlight:
             self.correct(reservation, lane, tokens - usage.estimate)
 
     def correct(self, reservation: Reservation, lane: Lane, tokens: float) -> None:
-        """A request has so many tokens more inside than was thought, all of them fed."""
+        """Add tokens to a request, inside and fed; a negative number subtracts them."""
         if (usage := reservation.lanes.get(lane)) is not None:
             usage.tokens += tokens
             self._count(reservation, lane, tokens)
             self.feed(usage, lane, tokens)
 
     def leave(self, reservation: Reservation) -> None:
-        """Count one request less, and nothing that it had."""
+        """Remove a request and all its amounts."""
         reservation.is_inside = False
         for usage in reservation.counted_in:
             usage.requests -= 1
@@ -286,7 +293,7 @@ class InFlight:
             self.take(reservation, lane)
         for usage in reservation.counted_in:
             if not usage.requests:
-                usage.tokens = dict.fromkeys(self._lanes, 0.0)  # no rounding error is carried on
+                usage.tokens = dict.fromkeys(self._lanes, 0.0)  # drop rounding errors
         if not self.total.requests:
             self.fed = dict.fromkeys(self._lanes, 0.0)
         if not reservation.counted_in[-1].requests:

@@ -1,17 +1,16 @@
-"""Admission: how much may be inside the engine, decided for a whole request before any work is done on it.
+"""Admission: whole requests are admitted or rejected before any work is done.
 
-Limits on requests, items, tokens and bytes bound the memory. Delay bounds the wait: a request is rejected if the engine
-would not get to it within the target. The delay is predicted from what goes before the request in its lane and from the
-measured service time, and corrected by how far recent predictions were from what happened. So a bottleneck elsewhere,
-such as an event loop with too much to do, counts too.
+Limits on requests, items, tokens and bytes bound the memory. The target delay bounds the wait: a request is rejected if
+its predicted delay is longer. The delay is predicted from the tokens ahead of the request in its lane and the measured
+service time. It is corrected by the errors of recent predictions, so that a bottleneck elsewhere counts, too, such as a
+busy event loop.
 
-The lane of a request is known at the door only where its bytes show it; else it is what bodies of its size have turned
-out to be. Where that leaves a choice, the door believes in the quicker lane. The request is judged again when it has
-been decoded.
+The lane of a request is known at the door only if its bytes show it. Otherwise it is guessed from earlier bodies of its
+size; if several lanes are likely, the quicker one counts. The request is checked again when it is decoded.
 
-The delay is predicted by the rules of `stages/scheduling/fair_queue.py`. Of its own tenant's requests each gets no more
-than a new one does until that is done. Each other tenant gets no more than its own does meanwhile. Interactive and bulk
-work get no more of each other's time than their weights say.
+The prediction follows the rules of `stages/scheduling/fair_queue.py`. Until a new request is done, each other request
+of its tenant gets no more than it does, and each other tenant no more than its own. Interactive and bulk work share by
+their weights.
 """
 
 from __future__ import annotations
@@ -31,64 +30,28 @@ from staged_pool.runtime.admission.accounting import (
     Usage,
 )
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
+from staged_pool.runtime.admission.prediction import LanePrediction
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge, detached
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
-from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, INTERACTIVE_WEIGHT, LEARNING_WEIGHT, TIMES_FREE
+from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, INTERACTIVE_WEIGHT, TIMES_FREE
 
 EXPECTED_S: Final = 0.1
-"""Seconds after a rejection for which more are expected: at twice what can be served, one comes every millisecond."""
-
-
-class _LanePrediction:
-    """The service time of a lane, and how far predictions by it were off."""
-
-    __slots__ = ("_lag_s", "_own_lag_s", "service_time")
-
-    def __init__(self, service_time: LaneServiceTime) -> None:
-        self.service_time = service_time
-        self._lag_s = dict.fromkeys(Priority, 0.0)
-        """Seconds that recent requests of a priority have taken beyond the prediction, of those that came alone."""
-        self._own_lag_s: dict[RequestClass, float] = {}
-        """The same of those whose tenant had others inside. They waited for each other: nobody else is so late."""
-
-    def lag_s(self, of: RequestClass) -> float:
-        """Return the seconds that a request will take beyond the prediction, as far as recent ones tell."""
-        return self._own_lag_s.get(of, self._lag_s[of.priority])
-
-    @property
-    def most_lag_s(self) -> float:
-        return max(*self._lag_s.values(), *self._own_lag_s.values())
-
-    def learn_lag(self, of: RequestClass, late_s: float, *, came_alone: bool) -> None:
-        """Learn from a request that has taken so many seconds beyond the prediction."""
-        own_s = self.lag_s(of)
-        self._own_lag_s[of] = max(0.0, own_s + LEARNING_WEIGHT * (late_s - own_s))
-        if came_alone:
-            lag_s = self._lag_s[of.priority]
-            self._lag_s[of.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
-
-    def catch_up(self, of: RequestClass | None = None) -> None:
-        """Note that nothing of a class is inside any more, or nothing at all."""
-        if of is not None:
-            self._own_lag_s.pop(of, None)
-            return
-        self._own_lag_s.clear()
-        self._lag_s = dict.fromkeys(Priority, 0.0)
+"""Seconds after a rejection in which more are expected. At twice the capacity, one comes each millisecond."""
 
 
 class Admission:
-    """Counts what is inside, and rejects what would exceed a limit. Never waits.
+    """Counts what is inside, and rejects requests that would exceed a limit. Never waits.
 
     Args:
         config: The limits.
-        service_times: Of each lane that the model has, measured elsewhere.
-        fed_limits: Tokens of each lane that preprocess and the device hold at most.
-        clock: Of the stages, in seconds.
-        input_tokens: Most tokens of one text: longer ones are cut or rejected.
+        service_times: Service time of each lane of the model.
+        fed_limits: Most tokens that preprocess and the device hold, by lane.
+        clock: Clock of the stages, in seconds.
+        input_tokens: Most tokens of one text. Longer texts are cut or rejected.
     """
 
     def __init__(
@@ -102,17 +65,17 @@ class Admission:
         self._config = config
         self._clock = clock
         self._input_tokens = input_tokens
-        self._lanes = {lane: _LanePrediction(service_time) for lane, service_time in service_times.items()}
+        self._lanes = {lane: LanePrediction(service_time) for lane, service_time in service_times.items()}
         self._estimates = Estimates(tuple(service_times))
         self.in_flight = InFlight(fed_limits, self._estimates)
         self._admitted = 0
         self._rejected: Counter[str] = Counter()
-        """Since the start, by limit."""
+        """Rejected requests since the start, by limit."""
         self._rejected_at = 0.0
         """Time of the last rejection."""
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
         self._has_classes = False
-        """A tenant with a name, or bulk work, has asked: requests of none must leave room to others then, too."""
+        """True once a named tenant or bulk work has come: others must leave room for it."""
 
     def enter(
         self, *, body_bytes: int, timeout_s: float, of: RequestClass = DEFAULT_CLASS, images: int | None = None
@@ -120,14 +83,14 @@ class Admission:
         """Let a request in.
 
         Args:
-            body_bytes: Size of what it sent; its tokens are estimated from it.
-            timeout_s: Seconds that its caller gives it.
-            of: Who asks.
-            images: Images that the bytes of the request show. None: not known.
+            body_bytes: Size of the body. Tokens are estimated from it.
+            timeout_s: Time limit of the request, in seconds.
+            of: Its priority and tenant.
+            images: Number of images in the body. None: unknown.
 
         Raises:
             Overloaded: A limit is reached; nothing was counted.
-            DeadlineExceeded: It could not be answered in time; nothing was counted.
+            DeadlineExceeded: It cannot be answered in time; nothing was counted.
             TooLarge: It exceeds a limit by itself.
         """
         if body_bytes > self._config.max_bytes:
@@ -155,14 +118,14 @@ class Admission:
     def overload(
         self, body_bytes: int, of: RequestClass = DEFAULT_CLASS, images: int | None = None
     ) -> Overloaded | None:
-        """The error of a request that is rejected now, and counted as rejected; None if it may enter."""
+        """Return the error of a request that is rejected now, and count it; None if it may enter."""
         guesses = self._estimates.guess(body_bytes, images)
         return self._overload(body_bytes, guesses, self._quickest(guesses, of), of)
 
     def _overload(
         self, body_bytes: int, guesses: Mapping[Lane, Estimate], expected: tuple[Lane, float], of: RequestClass
     ) -> Overloaded | None:
-        if not self.in_flight.total.requests:  # its predictions would never be put right otherwise
+        if not self.in_flight.total.requests:  # otherwise a wrong prediction would never be corrected
             return None
         lane, expected_s = expected
         wanted = (1, 1, sum([guess.tokens for guess in guesses.values()]), body_bytes)
@@ -176,9 +139,12 @@ class Admission:
         return self._too_late(lane, expected_s, of)
 
     def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], of: RequestClass) -> str | None:
-        """Name bulk work, or the tenant, if it would have more of a limit than its part. None: neither would.
+        """Return the name of a share of a limit that the request would exceed: bulk work or its tenant.
 
-        The part is `TIMES_FREE` times what it leaves free, so that whoever comes next always finds some room.
+        The share is `TIMES_FREE` times the free rest, so that the next caller always finds some room.
+
+        Returns:
+            The subject of the error message; None if no share is exceeded.
         """
         tenant = [usage[of.tenant] for usage in self.in_flight.tenants.values() if of.tenant in usage]
         parts: dict[str, list[Usage]] = {"This caller": tenant}
@@ -192,12 +158,12 @@ class Admission:
         return None
 
     def count_items(self, reservation: Reservation, inputs: Mapping[Lane, int]) -> None:
-        """A request that is inside turned out to have so many items of each lane.
+        """Set the number of inputs of a decoded request, by lane.
 
         Raises:
-            TooLarge: More than one request may have.
-            Overloaded: All requests together would have too many; or it uses a lane that the door did not judge it by,
-                and would wait there for too long.
+            TooLarge: The request has too many inputs.
+            Overloaded: All requests together would have too many; or the request uses a lane that was not expected at
+                the door, and would wait there for too long.
         """
         items, limit = sum(inputs.values()), self._config.max_request_items
         if items > limit:
@@ -208,7 +174,7 @@ class Admission:
             raise self._reject("items", f"The server is at its limit of {allowed} items in flight.", lane)
         account.count_items(reservation, items)
         if len(inputs) == len(reservation.lanes) == 1 and "text" in inputs and "text" in reservation.lanes:
-            # As it was guessed: there is nothing better to estimate by.
+            # As it was guessed: there is no better estimate.
             account.divide(reservation, "text", items, self._input_tokens)
             return
         guessed = reservation.tokens
@@ -235,8 +201,9 @@ class Admission:
         """Give back what `enter` took.
 
         Args:
-            answered: Estimates are learned from what it turned out to have.
-            elsewhere_s: Seconds that it waited for what is not the engine's.
+            reservation: The account of the request.
+            answered: True if the request was answered: estimates learn from it.
+            elsewhere_s: Seconds that it waited outside the engine, for images to be fetched.
         """
         usages = dict(reservation.lanes)
         self.in_flight.leave(reservation)
@@ -252,9 +219,9 @@ class Admission:
         tokens = computed + sum(usage.spared for usage in usages.values())
         if not tokens:
             return
-        # What was spared waited for no device: quick as it is, it says nothing of how late the others are.
+        # Coalesced and cached tokens waited for no device: their time says nothing about the lag of others.
         expected_s = reservation.expected_s * computed / tokens
-        if share := self._estimates.device_share.value:  # what it was expected to compute of what it has
+        if share := self._estimates.device_share.value:  # the part of its tokens that it was expected to compute
             expected_s /= share
         late_s, came_alone = took_s - expected_s, reservation.came_alone
         self._lanes[reservation.lane].learn_lag(reservation.of, late_s, came_alone=came_alone)
@@ -262,19 +229,19 @@ class Admission:
         self._estimates.learn(reservation.body_bytes, read, computed / tokens)
 
     def _quickest(self, guesses: Mapping[Lane, Estimate], of: RequestClass) -> tuple[Lane, float]:
-        """The lane that would be done first with a request, of those that it may well use; and in how many seconds."""
+        """Return the likely lane that would be done first with a request, and its seconds."""
         if len(guesses) == 1:
             ((lane, guess),) = guesses.items()
             return lane, self._delay_s(lane, guess.given_present, 1, of)
         delays = [
             (lane, self._delay_s(lane, guess.given_present, 1, of))
             for lane, guess in guesses.items()
-            if guess.likely or not any(each.likely for each in guesses.values())  # such bodies have held nothing so far
+            if guess.likely or not any(each.likely for each in guesses.values())  # none is likely
         ]
         return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(of))
 
     def _delay_s(self, lane: Lane, tokens: float, inputs: int, of: RequestClass, *, is_inside: bool = False) -> float:
-        """Seconds that a request of so many tokens would take in a lane, with what goes before it."""
+        """Return the seconds of a lane for a request and the work ahead of it."""
         priority, tenants = self.in_flight.priorities[of.priority], self.in_flight.tenants[of.priority]
         before, others_have = tokens, priority.tokens[lane]
         if (own := tenants.get(of.tenant)) is not None:
@@ -305,20 +272,21 @@ class Admission:
         self._rejected_at = self._clock()
 
     def _drain_s(self, lane: Lane) -> float:
-        """Seconds that a lane needs for all that is inside."""
+        """Return the seconds that a lane needs for everything inside."""
         return self._lanes[lane].service_time.drain_s(
             self.in_flight.total.tokens[lane], self.in_flight.unprepared[lane]
         )
 
     def expects_rejections(self) -> bool:
-        """The last rejection is so recent that more are expected."""
+        """Return True if the last rejection is so recent that more are expected."""
         return bool(self._rejected) and self._clock() - self._rejected_at < EXPECTED_S
 
     def requests_of(self, priority: Priority) -> int:
-        """Inside."""
+        """Return the number of requests of a priority inside."""
         return self.in_flight.priorities[priority].requests
 
     def statistics(self) -> AdmissionStatistics:
+        """Return a snapshot of the amounts inside, and of the limits."""
         total, config = self.in_flight.total, self._config
         lanes: dict[str, LaneStatistics] = {
             lane: LaneStatistics(

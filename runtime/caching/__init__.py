@@ -1,1 +1,1 @@
-"""Fingerprints of inputs, and rows that are kept under them."""
+"""Caching: fingerprints of inputs, and the rows cached under them."""

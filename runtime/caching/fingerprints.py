@@ -1,10 +1,10 @@
-"""Identities of inputs that are the same work for the device: a strong hash of all that it reads of one.
+"""Fingerprints of inputs: a strong hash of all that the device reads of one.
 
-It is taken behind preprocess, where nothing is left that could make a difference without being seen: prompts, roles,
-truncation and special tokens have become token ids, and the settings of an image its pixels.
+It is taken after preprocess. By then prompts, roles, truncation and special tokens have become token ids, and the
+settings of an image its pixels, so nothing that matters can be left out.
 
-Equal inputs share a row only within a scope: a tenant and a salt. A caller who measures how quickly an answer comes
-would learn otherwise what other tenants have asked.
+Equal inputs share a row only within a scope: a tenant and a salt. Otherwise a caller could learn from the time of an
+answer what other tenants have asked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from staged_pool.stages.work import Prepared
 Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
 
 IDENTITY_BYTES: Final = 16
-"""With a key that nobody outside knows, nobody can look for two inputs of one identity; by chance 10^12 inputs have two
-with a probability below 10^-14 (n^2 / 2^129)."""
+"""Length of an identity.
+
+The key is secret, so nobody can search for collisions. By chance 10^12 inputs collide with a probability below 10^-14
+(n^2 / 2^129).
+"""
 
 _NUMBERS: Final = struct.Struct("9q")
 _SEQUENCE: Final = 0
@@ -36,10 +39,10 @@ _NONE: Final = -1
 
 
 class SharingScopes:
-    """Scopes within which rows and prepared images are shared.
+    """Makes the scopes within which rows and prepared images are shared.
 
     Args:
-        between_tenants: Tenants share them, too.
+        between_tenants: True if tenants share them with each other.
     """
 
     def __init__(self, *, between_tenants: bool) -> None:
@@ -47,11 +50,11 @@ class SharingScopes:
         self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
 
     def scope(self, tenant: Hashable, salt: str | None) -> Hashable:
-        """The scope of a request; None for requests of no tenant and no salt.
+        """Return the scope of a request; None for requests without tenant and salt.
 
         Args:
-            tenant: Whose it is. None is a tenant of its own.
-            salt: Of the request. It is kept as a hash.
+            tenant: Owner of the request. None is a tenant, too.
+            salt: Salt of the request. The scope holds its hash.
         """
         owner = None if self._between_tenants else tenant
         if salt is None:
@@ -62,15 +65,15 @@ class SharingScopes:
 
 
 class Identities:
-    """Makes identities, which mean nothing outside this object. Any number of threads may use it."""
+    """Makes identities, which are valid within this object only. Thread-safe."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
 
     def of(self, payload: Payload) -> bytes:
-        """Equal for two payloads that are equal, and for no others."""
+        """Return the identity of a payload: equal for equal payloads, and for no others."""
         made = self._hash.copy()
-        # Each number stands at a place that those before it tell: no two payloads are written alike.
+        # Each number says what follows it, so no two payloads are written alike.
         if isinstance(payload, PreparedImage):
             made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0))
             _add_pixels(made, payload.pixels)
@@ -101,7 +104,7 @@ class Identities:
     def given_to(
         self, preprocess: Callable[[Sequence[ModelInput]], Sequence[Outcome]]
     ) -> Callable[[Sequence[ModelInput]], Sequence[Outcome]]:
-        """The same preprocess, whose payloads have identities. They are made in its threads."""
+        """Wrap a preprocess function so that its payloads have identities."""
 
         def prepare(inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
             return [self._identified(outcome) for outcome in preprocess(inputs)]

@@ -1,4 +1,4 @@
-"""Rows that are kept, so that an input that comes again does not go through the device again."""
+"""The result cache: rows of earlier inputs, so that equal inputs are not computed again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 
 _ENTRY_BYTES: Final = 640
-"""Bytes of an entry beside its numbers: its key, its place, and the objects around its arrays. Measured: 516 for one
-vector; 120 or so for each further array."""
+"""Bytes of an entry beside its numbers: its key, its place, and the objects around its arrays.
+
+Measured: 516 bytes for one vector, and about 120 for each further array.
+"""
 
 _SCOPE_BYTES: Final = 192
-"""Bytes of the key of a row that is shared within a tenant or a salt only, beside those: two tuples and a digest."""
+"""Further bytes of an entry whose key has a scope: two tuples and a digest."""
 
 
 class ResultCache:
-    """Keeps what was used last, up to a number of bytes. It belongs to the event loop that runs the engine.
+    """A least-recently-used cache of rows. It belongs to the event loop of the engine.
 
-    What is kept is what the device gave: before it is normalised, cut or activated as a request wants it, which is
-    done anew for each. Of an input there is only its identity, which says nothing outside this process.
+    It keeps rows as the device gives them. Each request normalises, cuts or activates them anew. An input is kept only
+    as its identity, which means nothing outside this process.
 
     Args:
-        max_bytes: Of the rows that are kept. What is larger than all of it is not kept.
+        max_bytes: Size of the cache. A larger row is not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -48,13 +50,13 @@ class ResultCache:
         )
 
     def get(self, identity: Hashable, payload: Payload, /) -> Row | None:
-        """The row of an input of this identity; None if none is kept.
+        """Return the cached row of an identity; None if there is none.
 
-        Its values are shared by all who get them: nobody may write to them, and numpy sees to it.
+        Its arrays are read-only, because all requests that get the row share them.
 
         Args:
-            identity: Of the payload.
-            payload: What the row is to be of.
+            identity: Identity of the payload.
+            payload: Payload of the row.
         """
         values = self._kept.get(identity)
         if values is None:
@@ -65,11 +67,11 @@ class ResultCache:
         return Row(values, payload)
 
     def keep(self, identity: Hashable, row: Row, /) -> None:
-        """Keep a row, unless one of the same identity is kept already: whoever asks again gets the very same."""
+        """Cache a row, unless its identity has one: later requests must get the same values."""
         size = _size(identity, row.values)
         if identity in self._kept or size > self._max_bytes:
             return
-        # Copies: the rows of a batch are views of one array, all of which each of them would hold.
+        # Copies: the rows of a batch are views of one array, and each would keep all of it.
         self._kept[identity] = {output: _frozen(_copied(values)) for output, values in row.values.items()}
         self._bytes += size
         while self._bytes > self._max_bytes:
@@ -77,13 +79,13 @@ class ResultCache:
             self._bytes -= _size(key, oldest)
 
     def clear(self) -> None:
-        """Forget every row. Those that are still to come from the device are kept again."""
+        """Drop all rows. Rows that the device gives later are cached again."""
         self._kept.clear()
         self._bytes = 0
 
 
 def freeze(row: Row) -> None:
-    """See to it that nobody can write to a row any more."""
+    """Make the arrays of a row read-only."""
     for values in row.values.values():
         _frozen(values)
 

@@ -24,8 +24,8 @@ from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.threads.core_limiter import CoreLimiter
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.threads.workers import DedicatedThreads
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from staged_pool.runtime.threads.workers import loop_poster
+from staged_pool.runtime.threads.worker import loop_poster
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import as_exception

@@ -1,1 +1,1 @@
-"""Threads: workers, the device's thread, and turns at the cores."""
+"""Threads of the engine: workers, device threads, and the limit on cores."""

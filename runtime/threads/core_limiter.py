@@ -1,10 +1,9 @@
-"""CoreLimiter, which threads that compute for long take turns at.
+"""The core limiter: threads that compute for long take turns at the cores.
 
-Where more threads compute than there are cores, the scheduler takes a core from one to give it to another, for
-milliseconds at a time. If the one that has lost its core holds the interpreter's lock just then, everybody who needs
-the lock waits for it to run again: the event loop, too, however far the others stand back for it. While those are in
-the middle of a forward, which needs no lock, nothing ends that soon. So no more of them run than there are cores; what
-is urgent begins anyway, and of the others one less goes on.
+If more threads compute than there are cores, the system's scheduler takes a core from one thread to give it to another,
+for milliseconds at a time. The thread that has lost its core may hold the interpreter's lock. Then every thread that
+needs the lock waits for it, the event loop included, whatever its priority. So no more of these threads run than there
+are cores. Urgent calls begin anyway, and one of the others then waits longer.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
 
 
 class CoreLimiter:
-    """The cores, one of which a thread holds while it computes.
+    """A limit on threads that compute at once. A thread holds a core while it computes.
 
     Args:
-        count: How many of them may.
+        count: Number of cores.
     """
 
     def __init__(self, count: int) -> None:
         self._free = count
-        """Below 0: so many cores more are held than there are."""
+        """Free cores. Negative: so many urgent calls run above the limit."""
         self._changed = threading.Condition(threading.Lock())
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
-        """A block that computes. It begins as soon as a core is free, or anyway after `CORE_PATIENCE_S`."""
+        """Hold a core for the block, which begins at the latest after `CORE_PATIENCE_S`."""
         with self._changed:
             self._changed.wait_for(lambda: self._free > 0, CORE_PATIENCE_S)
             self._free -= 1
@@ -41,8 +40,7 @@ class CoreLimiter:
 
     @contextmanager
     def bypass(self) -> Iterator[None]:
-        """A block that computes and waits for nobody: where no core is free, the next who gives one back gives it to no
-        other."""
+        """Hold a core for the block without waiting. If none is free, the next core given back goes to this block."""
         with self._changed:
             self._free -= 1
         try:

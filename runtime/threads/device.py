@@ -1,26 +1,26 @@
-"""The device's threads: dedicated ones, of which one loads a model and all run its forwards."""
+"""Device threads: one of them loads the model, and all run its forwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.openmp import release_omp_team
-from staged_pool.runtime.threads.workers import DedicatedThreads
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
 class DeviceThreads(DedicatedThreads):
-    """Threads of the device's own, because a device context belongs to the thread that made it. See `DedicatedThreads`.
+    """Dedicated threads with a watchdog: a device context belongs to the thread that made it.
 
-    One that rests keeps no helpers that it shared a forward with: those of another could not spin, see `openmp`.
+    An idle thread releases its OpenMP team, so that the team of another thread can spin; see `openmp`.
 
     Args:
-        name: Of the threads, for debuggers and profilers.
-        watchdog_s: A call that takes longer, counted from when it begins, is stuck: the waiting task gets `DeviceLost`,
-            and so does every later call, on whatever thread. Calls that run meanwhile end as they would.
+        name: Name of the threads, for debuggers and profilers.
+        watchdog_s: Longest duration of a call, in seconds. After a longer call its task, and every later call on any
+            thread, gets `DeviceLost`. Other running calls end as usual.
         nice: See `DedicatedThreads`.
     """
 

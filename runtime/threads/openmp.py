@@ -1,14 +1,14 @@
-"""The threads that share a forward: how long they spin between its parts before they sleep, and when they end.
+"""OpenMP threads, which share a forward on the CPU: their spin time and their end.
 
-On the CPU, torch shares a forward between threads of OpenMP, part by part. Those of a short text take tens of
-microseconds each, those of an image hundreds, and none of them ends everywhere at the same time. A thread that sleeps
-between them has to be woken for every one, which costs more than its help brings; one that spins for milliseconds, as
-it does by itself, takes a core from tokenizing and from the event loop. So they spin for a tenth of a millisecond.
-perf/NOTES.md has what less and more would give ("How long they spin").
+On the CPU, torch shares a forward between OpenMP threads, one parallel region after the other. A region takes tens of
+microseconds for a short text, and hundreds for an image. A thread that sleeps between regions must be woken for each,
+which costs more than its help saves. A thread that spins for milliseconds, the default, takes a core from tokenizing
+and from the event loop. So these threads spin for a tenth of a millisecond, and then sleep. perf/NOTES.md has the
+measurements ("How long they spin").
 
-libgomp lets none of them spin for more than an eighth of that while a process has more of them than cores. A thread
-that shares its forwards keeps its helpers for the next one. So where two threads take turns, one with forwards of texts
-and one with those of images, the helpers of one must end for those of the other to spin.
+libgomp cuts the spin time to an eighth while a process has more of these threads than cores. A thread keeps its OpenMP
+team for its next forward. So where a thread with forwards of texts and one with forwards of images take turns, the team
+of one must be released for the other to spin.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from pathlib import Path
 from typing import Final
 
 _SPIN_BRIEFLY: Final[Mapping[str, str]] = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "8000"}
-"""For libgomp. 8,000 turns take 0.1 to 0.4 ms. With `ACTIVE` alone its threads would spin
-for minutes. Without it they would hardly spin (100 turns, and not 1,000) where a process has more of them than cores:
-here, each thread that runs forwards has its own."""
+"""Settings for libgomp: 8,000 turns of spinning, which take 0.1 to 0.4 ms.
+
+With `ACTIVE` alone, threads would spin for minutes. Without it, they would spin for 100 turns only where a process has
+more OpenMP threads than cores.
+"""
 
 VARIABLES: Final = tuple(_SPIN_BRIEFLY)
-"""Those of the environment that say how long."""
+"""Environment variables that set the spin time."""
 
 _SLEEP: Final[Mapping[str, str]] = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch's threads wait for each other for a moment, and then sleep. Call it before torch is first imported.
+    """Make torch's threads spin briefly, and then sleep. Call it before torch is first imported.
 
-    Where torch does not bring libgomp, which can be told for how long, they sleep at once. What the user has set stays.
+    If torch does not bring libgomp, whose spin time can be set, they sleep at once. Settings of the user stay.
     """
     if not environment.keys() & set(VARIABLES):
         environment.update(_SPIN_BRIEFLY if _brings_libgomp() else _SLEEP)
 
 
 _PAUSE_HARD: Final = 2
-"""`omp_pause_hard`, of OpenMP 5.0, section 3.2.44: what is not needed to go on is given up."""
+"""`omp_pause_hard` of OpenMP 5.0, section 3.2.44: release all resources that can be made again."""
 
 
 def release_omp_team() -> None:
-    """End the threads that wait to share the next forward of the calling one, which has new ones started for that.
+    """End the OpenMP threads of the calling thread. Its next forward starts new ones.
 
-    This takes some 0.1 ms, and their start 0.1 to 0.5. Does nothing where torch has not been imported, or brings no
-    libgomp. It is never an error: a process that may open no more files cannot look for the library, and goes on.
+    Ending them takes some 0.1 ms, and starting them 0.1 to 0.5 ms. Does nothing if torch is not imported, or brings no
+    libgomp. Never raises: if no more files can be opened to find the library, the threads stay.
     """
     with suppress(OSError, MemoryError):
         if (pause := _pause()) is not None:
@@ -58,9 +60,9 @@ def release_omp_team() -> None:
 
 
 def _pause() -> Callable[[int], int] | None:
-    """`omp_pause_resource_all` of the libgomp that torch has loaded."""
+    """Return `omp_pause_resource_all` of the libgomp that torch has loaded."""
     for path in _libgomps():
-        with suppress(OSError, AttributeError):  # it is not loaded yet, or is older than OpenMP 5.0
+        with suppress(OSError, AttributeError):  # not loaded yet, or older than OpenMP 5.0
             pause: Callable[[int], int] = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_NOLOAD).omp_pause_resource_all
             return pause
     return None

@@ -14,7 +14,7 @@ import anyio.abc
 import httpx
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.workers import DedicatedThreads
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
 from tests.api.serving import Served, engine_on, serving

@@ -29,7 +29,8 @@ from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
-from staged_pool.runtime.threads.workers import DedicatedThreads, is_first
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
+from staged_pool.runtime.threads.worker import is_first
 from tests.doubles import captured_logs
 from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder

@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from perf.cores import threads_of
 from perf.servers import ROOT
-from staged_pool.runtime.threads.workers import DedicatedThreads
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no other system says it")
 

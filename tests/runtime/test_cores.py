@@ -16,8 +16,8 @@ from staged_pool.runtime.machine import cores as machine_cores
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.threads import core_limiter as cores_module
 from staged_pool.runtime.threads.core_limiter import CoreLimiter
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.threads.workers import DedicatedThreads
 from tests.doubles import Gate, LetterModel, expected, until
 
 A = TypeVar("A")

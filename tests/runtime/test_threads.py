@@ -13,7 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from staged_pool.runtime.threads.workers import DedicatedThreads, is_first
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
+from staged_pool.runtime.threads.worker import is_first
 from tests.doubles import Gate, until
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from staged_pool.runtime.threads.workers import is_first
+from staged_pool.runtime.threads.worker import is_first
 
 WORKERS: Final = (1, 2, 4)
 """Possible numbers of concurrent forwards. With more, each batch takes so long that requests wait for it."""

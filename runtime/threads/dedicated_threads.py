@@ -1,0 +1,217 @@
+"""Dedicated threads: an offload on threads that nobody else uses."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from operator import attrgetter
+from typing import Any, Self, TypeVar, cast
+
+import anyio
+import anyio.to_thread
+
+from staged_pool.runtime.threads.worker import Core, Job, Worker, loop_poster, take_first
+from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, StagedPoolError, detached
+from staged_pool.stages.offload import as_exception
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class DedicatedThreads:
+    """An `Offload` on threads of its own.
+
+    A thread keeps what is done to it, such as its niceness, so these are not anyio's. A call waits for a thread if none
+    is free, and can be cancelled while it waits. A call that has begun is not interrupted: a cancellation is raised
+    when it has ended. A thread goes on by itself with the next call that waits, without a turn of the event loop, which
+    may be busy.
+
+    Args:
+        name: Name of the threads, for debuggers and profilers.
+        nice: Niceness of the threads above that of the process, 0 to 19. Linux only. Lowering it again takes
+            privileges, so anyio's threads, which all limiters share, cannot be nice.
+        on_idle: Called once in a thread each time that it gets idle. Must not raise.
+    """
+
+    def __init__(self, name: str, *, nice: int = 0, on_idle: Callable[[], object] | None = None) -> None:
+        self._name = name
+        self._nice = nice
+        self._on_idle = on_idle
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._waiting: deque[Job[Any, Any]] = deque()
+        """Jobs that found no idle thread. The only attribute that the threads use."""
+        self._running: set[Job[Any, Any]] = set()
+        """Jobs that run or wait."""
+        self._lost = self._ended = False
+        self._post: Callable[..., object]
+        """Calls a function in the event loop; see `loop_poster`."""
+        self.core: Core = contextlib.nullcontext
+        """Makes the block in which a thread runs each call, from now on."""
+
+    @contextlib.asynccontextmanager
+    async def running(self, threads: int = 1) -> AsyncIterator[Self]:
+        """Start threads, and stop them at the end of the block, after their calls.
+
+        A thread that is stuck is left behind: only the end of the process ends it.
+        """
+        self._post = loop_poster()
+        self.grow(threads)
+        try:
+            yield self
+        finally:
+            self._fail_waiting(EngineStopped("The threads of the engine have ended."))
+            self._ended = True
+            for worker in self._workers:
+                worker.finish()
+            with anyio.CancelScope(shield=True):
+                for worker in self._workers:
+                    if not worker.stuck:
+                        await anyio.to_thread.run_sync(worker.join)
+
+    def grow(self, threads: int) -> None:
+        """Grow to so many threads; never shrink."""
+        for number in range(len(self._workers), threads):
+            worker = Worker(
+                self._name,
+                number,
+                nice=self._nice,
+                on_idle=self._on_idle,
+                waiting=self._waiting,
+                ended=self._has_ended,
+                core=self._enter_core,
+            )
+            self._workers.append(worker)
+            self._make_idle(worker)
+
+    def _enter_core(self) -> contextlib.AbstractContextManager[None]:
+        return self.core()
+
+    async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
+        return await self.run(function, argument)
+
+    async def run(self, function: Callable[[A], T], argument: A, *, patience_s: float | None = None) -> T:
+        """Run a function on a free thread.
+
+        Args:
+            function: Called with `argument`.
+            argument: See `function`.
+            patience_s: Longest duration of the call, in seconds. None: no limit.
+
+        Raises:
+            DeviceLost: The call took longer than `patience_s`, or an earlier call did.
+        """
+        if self._lost:
+            raise _device_lost()
+        if self._ended:
+            raise EngineStopped("The threads of the engine have ended.")
+        job = Job(function, argument, self._post)
+        self._running.add(job)
+        try:
+            await self._run_job(job, patience_s)
+        finally:
+            self._running.discard(job)
+        if job.error is None:
+            return job.value
+        try:
+            raise as_exception(job.error)
+        finally:
+            del job  # break the cycle of the job, its error, the traceback and this frame
+
+    async def _run_job(self, job: Job[A, T], patience_s: float | None) -> None:
+        if self._idle:
+            self._take_idle().put(cast("Job[object, object]", job))
+        else:
+            self._waiting.append(job)
+            try:
+                await self._wait_for(job, patience_s, shield=False)
+            except anyio.get_cancelled_exc_class():
+                with contextlib.suppress(ValueError):  # a thread has taken it
+                    self._waiting.remove(job)
+                    raise
+                await self._wait_for(job, patience_s)
+                raise
+        await self._wait_for(job, patience_s)
+
+    def abandon(self) -> None:
+        """See `Abandonable`. No later call is taken."""
+        self._ended = True
+        self._fail_waiting(Abandoned("a call that does not end was abandoned with its thread"))
+        for job in self._running:
+            if job.worker is not None and not job.done.is_set():
+                job.worker.stuck = True
+                job.error = Abandoned("a call that does not end was abandoned with its thread")
+                job.done.set()
+
+    async def run_on_each(self, function: Callable[[A], object], argument: A) -> None:
+        """Run a function on all threads at once. Call it while all are idle.
+
+        It is not interrupted: a cancellation is raised when all calls have ended. An error of the function is raised.
+        """
+        jobs = [Job(function, argument, self._post) for _ in self._idle]
+        for job in jobs:
+            self._idle.pop().put(cast("Job[object, object]", job))
+        for job in jobs:
+            await self._wait_for(job, None)
+        error = next((job.error for job in jobs if job.error is not None), None)
+        if error is None:
+            return
+        del jobs, job
+        try:
+            raise as_exception(error)
+        finally:
+            del error  # as in `run`
+
+    async def _wait_for(self, job: Job[A, T], patience_s: float | None, *, shield: bool = True) -> None:
+        """Wait for the end of a job. Its limit begins when a thread begins with it.
+
+        Raises:
+            DeviceLost: It has run for too long.
+        """
+        left_s = patience_s
+        while not job.done.is_set():
+            with anyio.move_on_after(left_s, shield=shield):
+                await job.done.wait()
+            if not job.done.is_set() and job.worker is not None and patience_s is not None:
+                left_s = job.began_at + patience_s - time.monotonic()
+                if left_s <= 0:
+                    self._lose(job.worker)
+                    raise DeviceLost(f"the device did not answer within {patience_s:g} s")
+
+    def _has_ended(self, job: Job[object, object], goes_on: bool) -> None:
+        """Note the end of a job, on the event loop. `goes_on`: its thread has taken another one."""
+        job.done.set()
+        if not goes_on and job.worker is not None:
+            self._make_idle(job.worker)
+
+    def _take_idle(self) -> Worker:
+        """Take the idle thread of the lowest number.
+
+        So calls that are alone mostly run on the first thread, whose caches are warm; see `is_first`.
+        """
+        worker = min(self._idle, key=attrgetter("number"))
+        self._idle.remove(worker)
+        return worker
+
+    def _make_idle(self, worker: Worker) -> None:
+        """Note that a thread is idle, or give it a job that has come meanwhile."""
+        if (job := take_first(self._waiting)) is not None:
+            worker.put(job)
+        else:
+            self._idle.append(worker)
+
+    def _lose(self, worker: Worker) -> None:
+        self._lost = worker.stuck = True
+        self._fail_waiting(_device_lost())
+
+    def _fail_waiting(self, error: StagedPoolError) -> None:
+        """Fail all calls that wait for a thread."""
+        while (job := take_first(self._waiting)) is not None:
+            job.error = detached(error)
+            job.done.set()
+
+
+def _device_lost() -> DeviceLost:
+    return DeviceLost("one of the device's threads is stuck")
