@@ -1,1 +1,1 @@
-"""The description of the HTTP routes: what `/openapi.json` says, made of the types that read the bodies."""
+"""OpenAPI description of the HTTP routes, made from the types that decode the bodies."""

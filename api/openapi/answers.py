@@ -1,5 +1,7 @@
-"""What the answers of tasks look like: the types that `/openapi.json` describes them by. Nothing is written through
-them; tests decode real answers as them, and unknown fields are refused there."""
+"""Types of the answers of tasks, for `/openapi.json`.
+
+They do not encode answers. Tests decode real answers with them, and reject unknown fields.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +13,51 @@ from staged_pool.runtime.results import Entity
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Of which all fields are known."""
+    """Base of answers; an unknown field is an error."""
 
 
 class ErrorDetail(Answer):
-    """What went wrong with a request."""
+    """Error of a request."""
 
     message: str
-    """For a person: what is wrong, and what would be right."""
+    """For a person: the problem, and what would be right."""
     type: str
     param: str | None
-    """The field or header that is wrong, where it is one."""
+    """The field or header that is wrong; null if it is neither."""
     code: int
-    """The status again."""
+    """The HTTP status."""
     index: int | msgspec.UnsetType = msgspec.UNSET
-    """Which of the request's inputs it is about, where it is about one."""
+    """Index of the input that is wrong, if it is one input."""
 
 
 class Error(Answer):
-    """The answer to a request that failed."""
+    """Answer to a request that failed."""
 
     error: ErrorDetail
     message: str | msgspec.UnsetType = msgspec.UNSET
-    """The same once more, where clients of Cohere look for it."""
+    """The same message, in Cohere's routes."""
     detail: str | msgspec.UnsetType = msgspec.UNSET
-    """Of a route or a method that there is not."""
+    """Only for a route or a method that does not exist."""
 
 
 class SharedError(Answer):
-    """The answer to a request that failed, on a path that several dialects share."""
+    """Answer to a request that failed, on a path that several dialects share."""
 
     error: ErrorDetail
     message: str
-    """The same once more, where clients of Cohere look for it."""
+    """The same message, for clients of Cohere."""
     detail: str
-    """The message again, for clients of Voyage."""
+    """The same message, for clients of Voyage."""
 
 
 class PlainError(Answer):
-    """The answer to a request that failed, as clients of Ollama and Weaviate know it."""
+    """Answer to a request of Ollama's or Weaviate's clients that failed."""
 
     error: str
 
 
 class NimError(Answer):
-    """The answer to a request that failed, as clients of NIM know it."""
+    """Answer to a request of NIM's clients that failed."""
 
     object: Literal["error"]
     message: str
@@ -64,19 +66,19 @@ class NimError(Answer):
 
 
 class Usage(Answer):
-    """What the request cost."""
+    """Token counts of the request."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    """0: nothing is completed here."""
+    """Always 0: pooling models complete no tokens."""
     prompt_tokens_details: None
     completion_tokens_details: None
 
 
 class _Listing(Answer):
     id: str
-    """Ends in the request's id."""
+    """Ends with the request's id."""
     object: Literal["list"]
     created: int
     """Seconds since 1970."""
@@ -85,22 +87,22 @@ class _Listing(Answer):
 
 
 class Embedding(Answer):
-    """The vector of one input."""
+    """Vector of one input."""
 
     index: int
     object: Literal["embedding", "embedding_dict"]
     embedding: list[float] | str | dict[str, list[float] | str]
-    """A string holds base64. Where several types are asked for, each stands under its name."""
+    """Numbers, or base64 as a string. For several types, an object with an entry for each."""
     scale: float | msgspec.UnsetType = msgspec.UNSET
-    """What int8 and uint8 are to be multiplied by."""
+    """Factor that restores the values of int8 and uint8."""
 
 
 class Embeddings(_Listing):
-    """A vector for each input, in their order."""
+    """Vectors of the inputs, in their order."""
 
     data: list[Embedding]
     normalized: bool | msgspec.UnsetType = msgspec.UNSET
-    """This and what follows: where the request has a field of Mixedbread's."""
+    """This and the next two fields: only if the request has a field of Mixedbread's."""
     encoding_format: str | list[str] | msgspec.UnsetType = msgspec.UNSET
     dimensions: int | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -124,42 +126,48 @@ _OUTPUTS: Final = {"type": "object", "additionalProperties": {"anyOf": _ONE_OUTP
 
 
 class Pooled(Answer):
-    """What the model gives for one input."""
+    """Output of the model for one input."""
 
     index: int
     object: Literal["pooling"]
     data: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": [*_ONE_OUTPUT, _OUTPUTS]})]
-    """Numbers, or lists of them for each token; the entries of a sparse vector that are not 0, by token id, ascending;
-    for a list of tasks, each under its name. A string holds base64."""
+    """Numbers, a list of numbers for each token, or the entries of a sparse vector.
+
+    A sparse vector has its nonzero entries by ascending token id.
+
+    For a list of tasks, an object with an entry for each. A string is base64.
+    """
     scale: float | list[float] | dict[str, float | list[float]] | msgspec.UnsetType = msgspec.UNSET
-    """What int8 and uint8 are to be multiplied by: those of a token by its entry of a list; for a list of tasks, each
-    under its name."""
+    """Factor that restores the values of int8 and uint8; a list has one for each token.
+
+    For a list of tasks, an object with an entry for each.
+    """
 
 
 class Pooling(_Listing):
-    """What the model gives for each input, in their order."""
+    """Outputs of the model for the inputs, in their order."""
 
     data: list[Pooled]
 
 
 class Score(Answer):
-    """How well one document answers its query."""
+    """Score of one document for its query."""
 
     index: int
     object: Literal["score"]
     score: float
     logit: float | msgspec.UnsetType = msgspec.UNSET
-    """What the score was made of, where `return_logits` asks for it."""
+    """Logit of the score, if the request has `return_logits`."""
 
 
 class Scores(_Listing):
-    """A score for each document, in their order."""
+    """Scores of the documents, in their order."""
 
     data: list[Score]
 
 
 class RankedText(Answer):
-    """The text of a document."""
+    """Text of a document."""
 
     text: str
     multi_modal: None
@@ -169,14 +177,14 @@ class RankedDocument(Answer):
     """One document of a ranking."""
 
     index: int
-    """Its place in the request."""
+    """Index of the document in the request."""
     relevance_score: float
     document: RankedText | str | msgspec.UnsetType = msgspec.UNSET
-    """A text where the request has `raw_scores`, as clients of Infinity know it."""
+    """A string if the request has `raw_scores`, as Infinity's clients send it."""
 
 
 class VoyageRanked(Answer):
-    """One document of a ranking, as clients of Voyage know it."""
+    """One document of a ranking, for clients of Voyage."""
 
     index: int
     relevance_score: float
@@ -184,33 +192,33 @@ class VoyageRanked(Answer):
 
 
 class RankingUsage(Answer):
-    """What the request cost."""
+    """Token counts of the request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class ApiVersion(Answer):
-    """Of Cohere's API."""
+    """Version of Cohere's API."""
 
     version: Literal["1", "2"]
 
 
 class SearchUnits(Answer):
-    """As Cohere counts."""
+    """Cohere's billing units of a ranking."""
 
     search_units: int
 
 
 class RankingMeta(Answer):
-    """What Cohere's clients expect."""
+    """Metadata of a ranking, for clients of Cohere."""
 
     api_version: ApiVersion
     billed_units: SearchUnits
 
 
 class Ranking(Answer):
-    """The documents, the best first."""
+    """Documents, the best first."""
 
     id: str
     object: Literal["list", "rerank"]
@@ -220,7 +228,7 @@ class Ranking(Answer):
     results: list[RankedDocument]
     meta: RankingMeta
     data: list[VoyageRanked] | msgspec.UnsetType = msgspec.UNSET
-    """The ranking again, where the request has a field of Voyage's."""
+    """The same ranking, if the request has a field of Voyage's."""
 
 
 class TeiRanked(Answer):
@@ -232,21 +240,21 @@ class TeiRanked(Answer):
 
 
 class TokensBilled(Answer):
-    """As Cohere counts."""
+    """Cohere's billing units of embeddings."""
 
     input_tokens: int | msgspec.UnsetType = msgspec.UNSET
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CohereMeta(Answer):
-    """What Cohere's clients expect."""
+    """Metadata of embeddings, for clients of Cohere."""
 
     api_version: ApiVersion
     billed_units: TokensBilled
 
 
 class CohereEmbeddings(Answer):
-    """A vector for each input, in their order."""
+    """Vectors of the inputs, in their order."""
 
     id: str
     embeddings: Annotated[
@@ -266,29 +274,29 @@ class CohereEmbeddings(Answer):
             }
         ),
     ]
-    """By the name of their type; in version 1 without one, where none was asked for."""
+    """Lists of vectors by the names of the types; in version 1 one list, if the request names no type."""
     meta: CohereMeta
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
     texts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Classification(Answer):
-    """The labels of one input."""
+    """Scores of the labels of one input."""
 
     index: int
     label: str | None
-    """The one with the highest score; null where labels have no names."""
+    """The label with the highest score; null if the labels have no names."""
     probs: list[float]
-    """Of all labels."""
+    """Scores of all labels."""
     num_classes: int
 
 
 class Classifications(_Listing):
-    """The labels of each input, in their order."""
+    """Scores of the labels of the inputs, in their order."""
 
     data: list[Classification]
     labels: list[str]
-    """What each of the `probs` is of."""
+    """Name of the label of each of the `probs`."""
 
 
 class LabelScore(Answer):
@@ -299,7 +307,7 @@ class LabelScore(Answer):
 
 
 class InfinityClassifications(Answer):
-    """The labels of each input, the likeliest first: the answer to a request that has `raw_scores`."""
+    """Labels of each input, the highest score first; the answer to a request with `raw_scores`."""
 
     object: Literal["classify"]
     id: str
@@ -310,28 +318,28 @@ class InfinityClassifications(Answer):
 
 
 class Entities(Answer):
-    """The entities in one text."""
+    """Entities in one text."""
 
     index: int
     entities: list[Entity]
 
 
 class TextEntities(_Listing):
-    """The entities in each text, in their order."""
+    """Entities in each text, in the order of the texts."""
 
     data: list[Entities]
 
 
 class TeiSparseValue(Answer):
-    """One entry of a vector as wide as the vocabulary that is not 0."""
+    """One nonzero entry of a vector over the vocabulary."""
 
     index: int
-    """The token's id."""
+    """The token id."""
     value: float
 
 
 class TeiError(Answer):
-    """The answer to a request that failed, as clients of text-embeddings-inference know it."""
+    """Answer to a request of text-embeddings-inference's clients that failed."""
 
     error: str
     error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]

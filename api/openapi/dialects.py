@@ -1,4 +1,4 @@
-"""Routes of Ollama, Voyage, NIM, Weaviate and Mixedbread: what they answer, and their descriptions."""
+"""Answers and operations of the routes of Ollama, Voyage, NIM, Weaviate and Mixedbread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Document: TypeAlias = str | dict[str, Any]
 
 
 class OllamaEmbeddings(Answer):
-    """A vector for each text, in their order."""
+    """Vectors of the texts, in their order."""
 
     model: str
     embeddings: list[list[float]]
     total_duration: int | msgspec.UnsetType = msgspec.UNSET
-    """Nanoseconds."""
+    """Time of the request in nanoseconds."""
     load_duration: int | msgspec.UnsetType = msgspec.UNSET
     """Always 0: models are loaded before the server takes requests."""
     prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
@@ -29,13 +29,13 @@ class OllamaEmbeddings(Answer):
 
 
 class OllamaEmbedding(Answer):
-    """The vector of one text."""
+    """Vector of one text."""
 
     embedding: list[float]
 
 
 class OllamaDetails(Answer):
-    """What is known of a model's weights."""
+    """Description of a model's weights."""
 
     parent_model: str
     format: str
@@ -46,26 +46,26 @@ class OllamaDetails(Answer):
 
 
 class OllamaModel(Answer):
-    """One model that is served."""
+    """One served model."""
 
     name: str
-    """With its tag."""
+    """Name with its tag."""
     model: str
     size: int
-    """Bytes of the weights."""
+    """Size of the weights in bytes."""
     digest: str
     details: OllamaDetails
     modified_at: str
 
 
 class OllamaModels(Answer):
-    """The models that are served."""
+    """The served models."""
 
     models: list[OllamaModel]
 
 
 class OllamaLoaded(Answer):
-    """One model that is loaded."""
+    """One loaded model."""
 
     name: str
     model: str
@@ -78,13 +78,13 @@ class OllamaLoaded(Answer):
 
 
 class OllamaRunning(Answer):
-    """The models that are loaded."""
+    """The loaded models."""
 
     models: list[OllamaLoaded]
 
 
 class OllamaShown(Answer):
-    """What is known of one model."""
+    """Description of one model."""
 
     modelfile: str
     parameters: str
@@ -96,27 +96,27 @@ class OllamaShown(Answer):
 
 
 class VoyageUsage(Answer):
-    """What the request cost."""
+    """Token counts of the request."""
 
     text_tokens: int
-    """All tokens, also those of images."""
+    """All tokens, including those of images."""
     image_pixels: Literal[0]
     video_pixels: Literal[0]
     total_tokens: int
 
 
 class VoyageEmbedding(Answer):
-    """The vector of one input."""
+    """Vector of one input."""
 
     object: Literal["embedding"]
     embedding: list[float] | str
     index: int
     scale: float | msgspec.UnsetType = msgspec.UNSET
-    """What int8 and uint8 are to be multiplied by."""
+    """Factor that restores the values of int8 and uint8."""
 
 
 class VoyageEmbeddings(Answer):
-    """A vector for each input, in their order."""
+    """Vectors of the inputs, in their order."""
 
     object: Literal["list"]
     model: str
@@ -132,7 +132,7 @@ class NimRanked(Answer):
 
 
 class NimRanking(Answer):
-    """The passages, the best first."""
+    """Passages, the best first."""
 
     model: str
     rankings: list[NimRanked]
@@ -140,7 +140,7 @@ class NimRanking(Answer):
 
 
 class Health(Answer):
-    """The state of the server."""
+    """State of the server."""
 
     object: Literal["health-response"]
     message: str
@@ -156,7 +156,7 @@ class MixedbreadRanked(Answer):
 
 
 class MixedbreadRanking(Answer):
-    """The documents, the best first."""
+    """Documents, the best first."""
 
     id: str
     object: Literal["list"]
@@ -168,7 +168,7 @@ class MixedbreadRanking(Answer):
 
 
 class WeaviateVector(Answer):
-    """The vector of one text."""
+    """Vector of one text."""
 
     text: str
     vector: list[float]
@@ -177,21 +177,21 @@ class WeaviateVector(Answer):
 
 
 class WeaviateVectors(Answer):
-    """The vectors of texts and of images."""
+    """Vectors of the texts and of the images."""
 
     textVectors: list[list[float]]
     imageVectors: list[list[float]]
 
 
 class WeaviateScore(Answer):
-    """The score of one document."""
+    """Score of one document."""
 
     document: str
     score: float
 
 
 class WeaviateScores(Answer):
-    """Scores in the order of the documents; or that of one text, which stood in `property`."""
+    """Scores in the order of the documents; or the score of the text in `property`."""
 
     query: str | None
     scores: list[WeaviateScore] | None
@@ -200,7 +200,7 @@ class WeaviateScores(Answer):
 
 
 class WeaviateMeta(Answer):
-    """What Weaviate shows of the model."""
+    """Description of the model, for Weaviate."""
 
     model: dict[str, Any]
     model_path: str
@@ -223,7 +223,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Vectors",
         openai.EmbeddingsBody,
         Embeddings,
-        "As /embeddings with the `modality` image.",
+        "The same as /embeddings with the `modality` image.",
         content_types=BYTES,
         forms=True,
     ),
@@ -240,7 +240,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Vectors",
         ollama.OllamaEmbedBody,
         OllamaEmbeddings,
-        "Models may be named with the tag `latest` and without. A body of any type is read as JSON.",
+        "A model's name may have the tag `latest`. The body is read as JSON, whatever its content type.",
         errors=PLAIN,
         examples={"texts": {"input": _TEXTS, "truncate": True}, "none": {"input": []}},
     ),
@@ -278,13 +278,13 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         examples={"the best": {"query": "Who eats?", "input": _TEXTS, "top_k": 1, "return_input": True}},
     ),
 }
-"""Routes that go through the four stages."""
+"""Routes of tasks."""
 
 LISTINGS: Final[Mapping[str, Mapping[str, Operation]]] = {
-    "/api/tags": get("What is served, for clients of Ollama", "Models", OllamaModels, errors=PLAIN),
-    "/api/ps": get("What is loaded, for clients of Ollama", "Models", OllamaRunning, errors=PLAIN),
+    "/api/tags": get("List the served models, for clients of Ollama", "Models", OllamaModels, errors=PLAIN),
+    "/api/ps": get("List the loaded models, for clients of Ollama", "Models", OllamaRunning, errors=PLAIN),
     "/api/show": post("One model, for clients of Ollama", "Models", ollama.ShowBody, OllamaShown, errors=PLAIN),
-    "/api/version": get("The release of Ollama's API that this is", "Models", Version, errors=PLAIN),
+    "/api/version": get("Release of Ollama whose API this is", "Models", Version, errors=PLAIN),
     "/meta": get("The model, for Weaviate", "Models", WeaviateMeta, errors=PLAIN),
     "/.well-known/live": get("The same as /health, for Weaviate", status=204),
     "/.well-known/ready": get("The same as /ready, for Weaviate", status=204, unready=Health),
@@ -294,4 +294,4 @@ LISTINGS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "POST": Operation(summary="Rejected: no model here reads audio", tag="Vectors", status=501, answer=(Error,)),
     },
 }
-"""Routes that say what is served."""
+"""Routes that describe the served models and the server."""

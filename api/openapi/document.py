@@ -1,4 +1,4 @@
-"""`/openapi.json`: OpenAPI 3.1, of the routes that the served models have."""
+"""The document `/openapi.json` (OpenAPI 3.1) of the routes that the served models have."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from staged_pool.api.openapi.schemas import Schema, components
 from staged_pool.stages.scheduling.entries import Priority
 
 ABOUT: Final = (
-    "Pooling models: vectors, scores and labels. Fields of bodies that are not named here are ignored. A request that "
-    "the server has no room for is refused at once, with the time after which to retry."
+    "Pooling models: vectors, scores and labels. Fields of bodies that are not named here are ignored. A server that "
+    "is overloaded rejects a request at once, with the time after which to retry."
 )
 
 MEANINGS: Final[Mapping[int, str]] = {
-    400: "The request is wrong; `error.param` and `error.index` say where.",
+    400: "The request is invalid; `error.param` and `error.index` name the field and the input.",
     401: "No API key, or an unknown one.",
     404: "No such model.",
     408: "The body did not arrive in time.",
-    413: "The body, or what is in it, is too large.",
-    414: "Path and query are too long.",
-    415: "The body is not JSON, has a coding other than gzip and deflate, or holds an image of an unknown format.",
-    422: "An image cannot be read; for clients of text-embeddings-inference: the request is wrong.",
-    424: "The model gives no finite values for one of the inputs; `error.index` says which.",
-    429: "There is no room for the request now.",
+    413: "The body is too large, or has too many inputs or values.",
+    414: "The path and the query are too long.",
+    415: "The body is not JSON, has a coding other than gzip and deflate, or has an image of an unknown format.",
+    422: "An image cannot be decoded; in text-embeddings-inference's routes: the request is invalid.",
+    424: "The model's output for an input is not finite; `error.index` names the input.",
+    429: "The server is overloaded.",
     431: "The headers are too large.",
     500: "A bug of the server.",
     501: "The model cannot do this.",
     502: "An image cannot be fetched.",
-    503: "The server takes no requests now.",
-    504: "The request could not be answered in the time that it has.",
+    503: "The server is starting, stopping or broken.",
+    504: "The deadline of the request passed.",
 }
-"""Every status that an error may have."""
+"""Meaning of every status of an error."""
 
 _ANY_REQUEST: Final = frozenset({400, 401, 404, 408, 413, 414, 415, 429, 431, 500, 503})
 _BODY: Final = frozenset({*_ANY_REQUEST, 501})
@@ -47,11 +47,11 @@ _TASK: Final = frozenset({*_BODY, 422, 424, 502, 504})
 _RETRIED: Final = frozenset({429, 503})
 
 _HEADERS: Final[Schema] = {
-    "X-Request-Id": {"description": "The request's, or one that was made for it.", "schema": {"type": "string"}}
+    "X-Request-Id": {"description": "Id of the request, or a new one.", "schema": {"type": "string"}}
 }
 _RETRY_AFTER: Final[Schema] = {
     "Retry-After": {
-        "description": "Seconds after which a retry makes sense, where one does.",
+        "description": "Seconds after which to retry; missing if a retry cannot succeed.",
         "schema": {"type": "integer", "minimum": 1},
     }
 }
@@ -67,31 +67,31 @@ _REQUEST_ID: Final[Schema] = {
 _REQUEST_TIMEOUT: Final[Schema] = {
     "name": "X-Request-Timeout",
     "in": "header",
-    "description": "Seconds for which the answer is waited for.",
+    "description": "Deadline of the request, in seconds from its arrival.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S, "examples": [30]},
 }
 _PRIORITY: Final[Schema] = {
     "name": "X-Priority",
     "in": "header",
-    "description": "Bulk work gets what interactive work leaves of the device, and an eighth of it at least.",
+    "description": "Bulk requests get the device time that interactive ones leave, and at least an eighth of it.",
     "schema": {"enum": list(Priority), "default": Priority.INTERACTIVE},
 }
 _TRACE: Final[Schema] = {
     "name": "traceparent",
     "in": "header",
-    "description": "W3C's trace context: logs name the trace that the request is part of.",
+    "description": "W3C trace context; logs name the trace of the request.",
     "schema": {"type": "string"},
 }
 _METADATA: Final[Schema] = {
     "metadata": {
-        "description": "Of bytes: where each vector stands in them, as a JSON object.",
+        "description": "For binary answers: a JSON object with the offsets and types of the vectors.",
         "schema": {"type": "string"},
     }
 }
 _TEI_TIMES: Final[Schema] = {
     **{
         f"x-{name}-time": {
-            "description": "Milliseconds, for clients of text-embeddings-inference.",
+            "description": "Time in milliseconds, for clients of text-embeddings-inference.",
             "schema": {"type": "integer", "minimum": 0},
         }
         for name in ("total", "tokenization", "queue", "inference")
@@ -108,20 +108,22 @@ _PLACES: Final = re.compile(r"\{(\w+)\}")
 
 _FORM: Final[Schema] = {
     "type": "object",
-    "description": "The fields of the JSON, each as JSON or as a text. Files are images, and inputs.",
+    "description": "The fields of the JSON body, each as JSON or as a text. Files are images, which become inputs.",
     "properties": {
         "input": {"description": "Texts, one a part."},
-        "image": {"description": "Files, or where images are found, one a part."},
+        "image": {"description": "Image files, or their URLs, one a part."},
     },
 }
 
 
 def document(paths: Sequence[str], config: ServerConfig) -> bytes:
-    """The description, as JSON. FileReads source files: not for the event loop.
+    """Return the document as JSON.
+
+    It reads source files, so do not call it on the event loop.
 
     Args:
-        paths: Of the routes that the served models have.
-        config: Whether keys are asked for, and what a proxy puts before the paths.
+        paths: Paths of the routes that the served models have.
+        config: API keys, and the prefix that a proxy puts before the paths.
     """
     operations = [(path, method, operation) for path in paths for method, operation in OPERATIONS[path].items()]
     types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
@@ -224,14 +226,14 @@ def _responses(
             continue
         is_unready = code == 503 and operation.unready is not None
         schema = known[operation.unready] if is_unready else _any_of(operation.errors, known)
-        refused = {
+        rejected = {
             "description": MEANINGS[code],
             "headers": {**_HEADERS, **_RETRY_AFTER} if code in _RETRIED else _HEADERS,
             "content": {"application/json": {"schema": schema}},
         }
         if code == 401 and "text/html" in operation.content_types:  # the page itself asks for the key
-            refused["content"] = content
-        yield str(code), refused
+            rejected["content"] = content
+        yield str(code), rejected
 
 
 def _statuses(operation: Operation) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""What the source says of the fields of a class: the docstrings below them, which Python itself does not keep."""
+"""Docstrings of the fields of a class, which Python does not keep at run time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from itertools import pairwise
 
 @cache
 def field_notes(cls: type) -> Mapping[str, str]:
-    """By field, those of its bases included, each in one line. Where there is no source, there are none.
+    """Return the docstrings of a class and its bases by field, each in one line.
 
-    FileReads source files: not for the event loop.
+    Empty if there is no source. It reads source files, so do not call it on the event loop.
     """
     notes: dict[str, str] = {}
     for base in reversed(cls.__mro__):

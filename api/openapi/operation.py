@@ -1,4 +1,4 @@
-"""The description of one method of one path, and short ways to write it."""
+"""Description of one method of one path, and functions to write it briefly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Tag: TypeAlias = Literal["Vectors", "Scores", "Labels", "Tokens", "Models", "Ser
 
 TAGS: Final[Mapping[Tag, str]] = {
     "Vectors": "Texts, token ids or conversations to vectors.",
-    "Scores": "How well documents answer a query.",
-    "Labels": "Labels of texts, and of what is in them.",
+    "Scores": "Scores of documents for a query.",
+    "Labels": "Labels of texts, and entities in them.",
     "Tokens": "Texts to token ids, and back.",
-    "Models": "What is served.",
-    "Server": "How the server is.",
+    "Models": "The served models.",
+    "Server": "The state of the server.",
 }
 
 
@@ -27,25 +27,25 @@ class Operation:
     summary: str
     tag: Tag
     text: str = ""
-    """What else there is to know."""
+    """Description, in addition to the summary."""
     body: Sequence[Any] = ()
-    """What a JSON body is read as: one of these. A route that has one is POST."""
+    """Types of a JSON body, of which it has one; only for POST."""
     answer: Sequence[Any] = ()
-    """What the answer of status 200 is, as JSON: one of these."""
+    """Types of a JSON answer without an error, of which it has one."""
     content_types: Sequence[str] = ()
-    """Of answers that are no JSON."""
+    """Content types of answers that are not JSON."""
     errors: Sequence[Any] = (answers.Error,)
-    """What the answer to a request that failed is: one of these."""
+    """Types of the answer to a request that failed, of which it has one."""
     status: int = 200
-    """Of an answer to a request that did not fail."""
+    """Status of an answer without an error."""
     examples: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Bodies, by what they show. Each is answered with `status` by any model that has the route."""
+    """Example bodies by name; any model that has the route answers each with `status`."""
     forms: bool = False
-    """Whether the body may also be a form, with files for images."""
+    """The body may also be a form, with files for images."""
     is_task: bool = False
-    """Whether it goes through the four stages, and may fail in all the ways that they may."""
+    """The request goes through the four stages, and may have all of their errors."""
     unready: Any = None
-    """What the answer of status 503 is, where it is no error object."""
+    """Type of the answer of status 503, if it is not an error object."""
 
 
 BYTES: Final = ("application/octet-stream", "application/vnd.staged-pool.embeddings")

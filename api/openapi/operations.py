@@ -1,4 +1,4 @@
-"""What each route is for, what it reads and what it answers. A route without an entry fails a test."""
+"""Operations of all routes: summary, body, answers and examples. A route without an entry fails a test."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _EMBEDDINGS: Final = task(
     "Vectors",
     openai.EmbeddingsBody,
     answers.Embeddings,
-    "OpenAI's, vLLM's, Jina's, Voyage's, NIM's and Mixedbread's route: any client that lets you set a base URL works "
-    "unchanged. Bytes are for `encoding_format` bytes, and a line for each vector as it is done is for `Accept: "
-    "application/x-ndjson`. Too long an input is rejected, and cut by /embeddings, which Infinity's clients ask.",
+    "The route of OpenAI, vLLM, Jina, Voyage, NIM and Mixedbread: any of their clients with a base URL setting works. "
+    "`encoding_format` bytes gives a binary answer. `Accept: application/x-ndjson` gives a line for each vector as "
+    "soon as it is done. An input that is too long is rejected here; /embeddings, Infinity's route, truncates it.",
     content_types=(*BYTES, LINES),
     forms=True,
     errors=SHARED,
@@ -64,8 +64,8 @@ _SCORE: Final = task(
     "Scores",
     score.ScoreBody,
     answers.Scores,
-    "One query and N documents, or N queries and N documents. The two sides may be called queries and documents, "
-    "queries and items, text_1 and text_2, or data_1 and data_2.",
+    "One query and N documents, or N queries and N documents. Their fields are queries and documents, queries and "
+    "items, text_1 and text_2, or data_1 and data_2.",
     content_types=(LINES,),
     examples={
         "one query": {"queries": "Who eats?", "documents": _TEXTS},
@@ -77,8 +77,8 @@ _RERANK: Final = task(
     "Scores",
     rerank.RerankBody,
     (answers.Ranking, list[answers.TeiRanked], dialects.WeaviateScores),
-    "The documents in the order of how well they answer the query, the best first: for clients of vLLM, Jina, Cohere, "
-    "Voyage and Infinity, with `texts` for those of text-embeddings-inference, and with `property` for Weaviate.",
+    "The documents by their scores for the query, the best first. For clients of vLLM, Jina, Cohere, Voyage and "
+    "Infinity; with `texts` for those of text-embeddings-inference, and with `property` for Weaviate.",
     content_types=(LINES,),
     examples={
         "the best": {"query": "Who eats?", "documents": _TEXTS, "top_n": 1},
@@ -111,11 +111,11 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Sparse vectors", "Vectors", tei.EmbedBody, list[list[answers.TeiSparseValue]], texts={"inputs": _TEXTS}
     ),
     "/pooling": task(
-        "Whatever the model gives",
+        "Any output of the model",
         "Vectors",
         pooling.PoolingBody,
         answers.Pooling,
-        "Without `task` the first that the model has; a list of tasks gets several kinds of vectors from one forward.",
+        "Without `task` it is the model's first one. A list of tasks gives several kinds of vectors from one forward.",
         content_types=BYTES,
         forms=True,
         examples={"default": {"input": _TEXTS}},
@@ -137,7 +137,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Labels",
         classify.ClassifyBody,
         (answers.Classifications, answers.InfinityClassifications),
-        "With `raw_scores` the answer is Infinity's.",
+        "With `raw_scores` the answer has Infinity's form.",
         forms=True,
         examples={
             "texts": {"input": _TEXTS},
@@ -164,7 +164,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         many={"inputs": [[text] for text in _TEXTS]},
     ),
     "/invocations": task(
-        "Any of these",
+        "Any task",
         "Server",
         dict[str, Any],
         (
@@ -173,7 +173,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
             *(answers.CohereEmbeddings, list[answers.LabelScore], list[list[answers.LabelScore]]),
             *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
         ),
-        "For SageMaker: what a body asks for is seen from its fields, or from a `task` of /pooling, score or rerank.",
+        "For SageMaker. The fields of the body select the task, or its `task`: one of /pooling, score or rerank.",
         content_types=(*BYTES, LINES),
         errors=BOTH,
         examples={"texts": {"input": _TEXTS}},
@@ -208,31 +208,31 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         examples={"ids": {"ids": [1, 2, 3]}},
     ),
     **dialects.LISTINGS,
-    "/v1/models": get("What is served", "Models", served.Models),
-    ONE_MODEL: get("One model that is served", "Models", served.ServedModel),
-    "/models": get("What is served, for clients of Infinity", "Models", served.InfinityModels),
+    "/v1/models": get("List the served models", "Models", served.Models),
+    ONE_MODEL: get("One served model", "Models", served.ServedModel),
+    "/models": get("List the served models, for clients of Infinity", "Models", served.InfinityModels),
     "/info": get("The model, for clients of text-embeddings-inference", "Models", served.TeiInfo, errors=TEI),
     "/version": get("Version of the server", "Models", served.Version),
     "/health": get(
-        "Whether the server is alive", answer=served.Alive, text="Answers while models load, under any load."
+        "Liveness of the server", answer=served.Alive, text="It answers while models load, and under any load."
     ),
     "/ping": {
         method: Operation(summary="The same as /health", tag="Server", answer=(served.Alive,))
         for method in ("GET", "POST")
     },
-    "/ready": get("Whether requests are taken", answer=served.Ready, unready=served.NotReady),
-    "/load": get("Requests inside", answer=served.Load),
-    "/stages": get("Every stage at this moment", answer=served.Stages, text="What the page at / shows."),
+    "/ready": get("Readiness of the server", answer=served.Ready, unready=served.NotReady),
+    "/load": get("Number of requests in progress", answer=served.Load),
+    "/stages": get("State of every stage", answer=served.Stages, text="The data of the page at /."),
     "/flush_cache": {
         "POST": Operation(
-            summary="Forget what is kept of earlier requests",
+            summary="Clear all caches",
             tag="Server",
-            text="Prepared images (`--image-cache-mb`) and results (`--result-cache-mb`) of all models. What is in "
-            "work goes to its requests.",
+            text="Clears the caches of preprocessed images (`--image-cache-mb`) and results (`--result-cache-mb`) "
+            "of all models. Requests in progress are not affected.",
         )
     },
     "/reset_mm_cache": {
-        "POST": Operation(summary="Forget prepared images", tag="Server", text="As /flush_cache, and results are kept.")
+        "POST": Operation(summary="Clear the image cache", tag="Server", text="As /flush_cache, but results are kept.")
     },
     "/metrics": get("Prometheus metrics", content_types=("text/plain",)),
     "/openapi.json": get("This description", answer=served.Anything),
@@ -247,9 +247,9 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
                 *(list[list[float]], list[answers.TeiRanked], list[float]),
                 *(list[answers.LabelScore], list[list[answers.LabelScore]], list[list[answers.TeiSparseValue]]),
             ),
-            "For clients that know no path: what is asked for follows from the fields, and from the kind of the model.",
+            "For clients that know no path: the fields of the body and the kind of the model select the task.",
             errors=TEI,
         ),
     },
 }
-"""By path and method. The order is the one of the page."""
+"""Operations by path and method, in the order of the page."""

@@ -1,4 +1,4 @@
-"""JSON schemas of the types that read bodies and that describe answers, with what msgspec cannot know added."""
+"""JSON schemas of bodies and answers: those of msgspec, completed by docstrings and untyped fields."""
 
 from __future__ import annotations
 
@@ -65,14 +65,16 @@ UNTYPED: Final[Mapping[str, Schema]] = {
     "normalize": {"not": {}},
     "chat_template": {"type": "null"},
 }
-"""Fields of bodies that are read in a second step, by name: what they may be. `not: {}` is a field that is refused."""
+"""Schemas of fields that are decoded in a second step, by name; `not: {}` is a field that is rejected."""
 
 
 def components(types: Sequence[Any]) -> tuple[list[Schema], dict[str, Schema]]:
-    """Schemas of types, and of all that they refer to. FileReads source files: not for the event loop.
+    """Return the schemas of types, and of all types that they refer to.
+
+    It reads source files, so do not call it on the event loop.
 
     Returns:
-        One for each type; and by name those that `REFERENCE` leads to.
+        A schema for each type; and the schemas that `REFERENCE` refers to, by name.
     """
     classes = list(dict.fromkeys(cls for kind in msgspec.inspect.multi_type_info(types) for cls in _classes(kind)))
     schemas, named = msgspec.json.schema_components([*types, *classes], ref_template=REFERENCE)
@@ -85,7 +87,7 @@ def components(types: Sequence[Any]) -> tuple[list[Schema], dict[str, Schema]]:
 
 
 def _inlined(schema: Any, inline: Mapping[str, Schema]) -> Any:
-    """The schema with lists of words in place of what refers to them, as `Literal` types have them."""
+    """Replace references to enumerations by their values, as for `Literal` types."""
     if isinstance(schema, list):
         return [_inlined(part, inline) for part in schema]
     if not isinstance(schema, dict):
@@ -96,7 +98,7 @@ def _inlined(schema: Any, inline: Mapping[str, Schema]) -> Any:
 
 
 def _complete(schema: Schema, cls: type) -> None:
-    """Add what the source says of the fields, and what is read in a second step."""
+    """Add the docstrings of fields, and the schemas of untyped fields."""
     notes = field_notes(cls)
     properties: dict[str, Schema] = schema.get("properties", {})
     for name, field in properties.items():
@@ -107,7 +109,7 @@ def _complete(schema: Schema, cls: type) -> None:
 
 
 def _classes(kind: object) -> Iterator[type]:
-    """Every class with fields that a type is made of."""
+    """Yield every class with fields in a type."""
     if isinstance(kind, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
         yield kind.cls
     if isinstance(kind, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What is said of the models and of the server, rather than of inputs: as `answers.py` for the answers of tasks."""
+"""Types of the answers of routes that describe tokens, models and the server, for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from staged_pool.runtime.statistics import EngineStatistics
 
 
 class TokenIds(Answer):
-    """The tokens of one text or conversation."""
+    """Tokens of one text or conversation."""
 
     count: int
     max_model_len: int
-    """Tokens of the longest input that the model takes."""
+    """Maximum tokens of an input."""
     tokens: list[int]
     token_strs: list[str] | None
 
@@ -29,12 +29,12 @@ class TeiToken(Answer):
     text: str
     special: bool
     start: int | None
-    """In characters of the text; null where the token stands for nothing of it."""
+    """Offset in the text, in characters; null for a special token."""
     stop: int | None
 
 
 class TeiInfo(Answer):
-    """The model, and limits of requests to it."""
+    """Description of the model, and the limits of its requests."""
 
     model_id: str
     model_sha: str | None
@@ -54,13 +54,13 @@ class TeiInfo(Answer):
 
 
 class Prompt(Answer):
-    """The text of tokens."""
+    """Text of token ids."""
 
     prompt: str
 
 
 class ServedModel(Answer):
-    """One model that is served."""
+    """One served model."""
 
     id: str
     object: Literal["model"]
@@ -70,20 +70,20 @@ class ServedModel(Answer):
     parent: None
     max_model_len: int
     permission: list[str]
-    """Always empty: a key opens all models."""
+    """Always empty: an API key gives access to all models."""
     staged_pool: ModelCard
-    """What was understood of it."""
+    """Description of the model."""
 
 
 class Models(Answer):
-    """The models that are served."""
+    """The served models."""
 
     object: Literal["list"]
     data: list[ServedModel]
 
 
 class InfinityStats(Answer):
-    """How busy a model is."""
+    """Load of a model."""
 
     queue_fraction: float
     queue_absolute: int
@@ -91,7 +91,7 @@ class InfinityStats(Answer):
 
 
 class InfinityModel(Answer):
-    """One model that is served."""
+    """One served model."""
 
     id: str
     object: Literal["model"]
@@ -103,48 +103,48 @@ class InfinityModel(Answer):
 
 
 class InfinityModels(Answer):
-    """The models that are served, and how busy they are."""
+    """The served models, with their load."""
 
     object: Literal["list"]
     data: list[InfinityModel]
 
 
 class Alive(Answer):
-    """Of a server that answers."""
+    """Liveness of the server."""
 
     unix: float
-    """Its clock: seconds since 1970."""
+    """The server's clock: seconds since 1970."""
 
 
 class Version(Answer):
-    """Of this server."""
+    """Version of the server, or of an API."""
 
     version: str
 
 
 class Load(Answer):
-    """How busy the server is."""
+    """Load of the server."""
 
     server_load: int
-    """Requests inside."""
+    """Number of requests in progress."""
 
 
 class Ready(Answer):
-    """The server takes requests."""
+    """The server accepts requests."""
 
     ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": True})]
     models: list[ModelCard]
 
 
 class NotReady(Answer):
-    """The server takes no requests."""
+    """The server accepts no requests."""
 
     ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
     reason: str
 
 
 class Stages(Answer):
-    """Every stage of every model at one moment."""
+    """State of every stage of every model."""
 
     models: Mapping[str, EngineStatistics]
 
