@@ -293,7 +293,7 @@ def _read_back(rows: Tensor) -> None:
 
 
 def _batch(model: Encoder, tokens: int) -> Sequence[Payload]:
-    return model.towers["text"].made_up([TEXT_TOKENS] * (tokens // TEXT_TOKENS))
+    return model.towers["text"].sample_batch([TEXT_TOKENS] * (tokens // TEXT_TOKENS))
 
 
 def _median_s(call: Callable[[], object], repeats: int) -> float:

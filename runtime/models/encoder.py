@@ -104,7 +104,7 @@ class Encoder:
             tower = replica.towers[lane]
             tokens = min(tower.max_tokens, _WARM_UP_TOKENS)
             self.plan.use(tokens)
-            compute(replica, tower.made_up([tokens]))
+            compute(replica, tower.sample_batch([tokens]))
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:

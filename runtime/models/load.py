@@ -291,4 +291,4 @@ def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
 
 def _run(replica: Replica, tower: Tower, sizes: Sequence[int]) -> Sequence[object]:
     """Run a batch of test inputs with these numbers of tokens."""
-    return compute(replica, tower.made_up(sizes))
+    return compute(replica, tower.sample_batch(sizes))

@@ -105,6 +105,6 @@ def _token_width(replica: Replica, tower: Tower) -> int:
     """Return the number of values of one token's vector; 0 where the tower gives none."""
     if Output.MULTI_VECTOR not in tower.outputs:
         return 0
-    (row,) = compute(replica, tower.made_up([2]))
+    (row,) = compute(replica, tower.sample_batch([2]))
     vectors = row.values[Output.MULTI_VECTOR] if isinstance(row, Row) else None
     return vectors.shape[-1] if isinstance(vectors, np.ndarray) else 0

@@ -14,7 +14,7 @@ import transformers as hf
 
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
-from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_alone
+from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_whole_model
 from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
@@ -87,7 +87,7 @@ def test_the_row_that_a_head_reads_is_found(kind: str) -> None:
     transformer = PackedTransformer(whole.base_model)
     head = LabelsHead(whole, transformer, 3)
     assert head.row == row
-    expected = [one.logits for one in run_alone(whole, sequences(Output.LABELS))]
+    expected = [one.logits for one in run_whole_model(whole, sequences(Output.LABELS))]
     layout_checks.choose_layout(transformer, "auto", 40)
     Speedups(transformer, 40).prepack()
     for found, logits in zip(run(head, transformer, Output.LABELS), expected, strict=True):
@@ -99,7 +99,7 @@ def test_a_head_on_every_token_gives_what_the_whole_model_gives(kind: str) -> No
     whole = made(TOKENS[kind])
     transformer = PackedTransformer(whole.base_model)
     head = TokenLabelsHead(whole, transformer, 3)
-    expected = [one.logits for one in run_alone(whole, sequences(Output.TOKEN_LABELS))]
+    expected = [one.logits for one in run_whole_model(whole, sequences(Output.TOKEN_LABELS))]
     for found, logits in zip(run(head, transformer, Output.TOKEN_LABELS), expected, strict=True):
         assert found.shape == tuple(logits.shape)
         assert np.abs(found - logits.numpy()).max() < 2e-5
@@ -122,7 +122,7 @@ def test_the_last_token_that_is_not_padding_is_read_where_the_architecture_does_
     with torch.inference_mode():
         batch = PackedBatch.of(given, whole.device)
         found = list(head(transformer.hidden(batch), batch)())
-    expected = torch.stack([one.logits for one in run_alone(whole, given)])
+    expected = torch.stack([one.logits for one in run_whole_model(whole, given)])
     assert np.abs(np.array(found) - expected.numpy()).max() < 2e-5
 
 
@@ -168,7 +168,7 @@ def test_a_transplanted_head_leaves_the_whole_model_as_it_is() -> None:
 def test_a_masked_language_models_head_shares_its_weights_and_runs_packed() -> None:
     whole = made(lambda: hf.BertForMaskedLM(bert_config(VOCABULARY)))
     head = TransplantedHead(whole)
-    alone = run_alone(whole, sequences(Output.SPARSE))
+    alone = run_whole_model(whole, sequences(Output.SPARSE))
     with torch.inference_mode():
         found = head(torch.cat([one.hidden for one in alone]).unsqueeze(0))[0]
     expected = torch.cat([one.logits for one in alone])

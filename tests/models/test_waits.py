@@ -60,7 +60,7 @@ def ours(waits: Waits) -> list[list[str]]:
 
 def varied(tower: Tower) -> Sequence[Payload]:
     """Inputs of several lengths, with pairs, prompts left out of pooling, and unseen expansions."""
-    payloads = tower.made_up([5, 9, 1, 5])
+    payloads = tower.sample_batch([5, 9, 1, 5])
     if not all(isinstance(one, TokenSequence) for one in payloads):
         return payloads
     first, second, *others = cast("Sequence[TokenSequence]", payloads)

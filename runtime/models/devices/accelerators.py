@@ -70,11 +70,11 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
     if not wanted or not isinstance(tower, TextTower) or tower.parameters > _RECORDED_PARAMETERS:
         return
     with replica.launching("text"):
-        why = Speedups(tower.transformer, tower.max_tokens).record(
+        reason = Speedups(tower.transformer, tower.max_tokens).record(
             cuda_recorder(replica.device), _with_progress(BUCKETS, replica.device)
         )
-    if why:
-        log.info("model.not_recorded", model=name, device=str(replica.device), reason=why)
+    if reason:
+        log.info("model.not_recorded", model=name, device=str(replica.device), reason=reason)
     if tokens := [bucket.tokens for bucket in tower.transformer.recorded]:
         log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
 
@@ -87,7 +87,7 @@ def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], obje
         run: Runs a batch of test inputs with these numbers of tokens.
         batch_tokens: Tokens of the largest batch of the settings.
     """
-    device, most = replica.device, 0.0
+    device, largest = replica.device, 0.0
     for tower in dict.fromkeys(replica.towers.values()):
         longest = min(tower.max_tokens, batch_tokens)
         sizes = [longest] * max(1, min(_MEASURED_TOKENS, batch_tokens) // longest)
@@ -95,8 +95,8 @@ def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], obje
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run(tower, sizes)
-        most = max(most, (torch.cuda.max_memory_allocated(device) - before) / sum(sizes))
-    return most
+        largest = max(largest, (torch.cuda.max_memory_allocated(device) - before) / sum(sizes))
+    return largest
 
 
 def free_bytes(device: torch.device) -> int:

@@ -277,14 +277,14 @@ def processor_facts() -> Mapping[str, Any]:
 
 def capabilities() -> Mapping[str, Any]:
     """Return processor features by torch's names; empty if this build of torch has none."""
-    if (said := getattr(torch.cpu, "get_capabilities", None)) is not None:
-        found: Mapping[str, Any] = said()
+    if (get := getattr(torch.cpu, "get_capabilities", None)) is not None:
+        found: Mapping[str, Any] = get()
         return found
-    asked = {  # of torch before 2.10
+    getters = {  # torch before 2.10
         "avx512_bf16": getattr(torch.cpu, "_is_avx512_bf16_supported", None),
         "amx_bf16": getattr(torch.cpu, "_is_amx_tile_supported", None),
     }
-    return {name: ask() for name, ask in asked.items() if ask is not None}
+    return {name: get() for name, get in getters.items() if get is not None}
 
 
 def share_of_cores(threads: int) -> float:

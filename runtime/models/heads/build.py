@@ -65,10 +65,10 @@ def build_heads(
             case TokenWeightsSpec():
                 heads[Output.SPARSE] = TokenWeightsHead(spec, transformer.width, tokenizer, device)
             case MultiVectorSpec():
-                own = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
-                if not isinstance(own, nn.Linear | None):
+                own_layer = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
+                if not isinstance(own_layer, nn.Linear | None):
                     raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
-                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, transformer.width, device, own)
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, transformer.width, device, own_layer)
     # Not for CLIP: without a projection, its token vectors cannot be compared with those of its patches.
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), transformer.width, device)

@@ -15,7 +15,7 @@ from staged_pool.runtime.models.heads.transplant import (
     TransplantedHead,
     WholeRun,
     probe_sequences,
-    run_alone,
+    run_whole_model,
     takes_types,
 )
 from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
@@ -51,13 +51,13 @@ class LabelsHead:
     def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
         self._padding: int = -1 if (padding := _padding(whole)) is None else padding
-        alone = _probe(whole, transformer, Output.LABELS, ends_in_padding=True)
-        expected = torch.stack([one.logits for one in alone])
+        runs = _probe(whole, transformer, Output.LABELS, ends_in_padding=True)
+        expected = torch.stack([run.logits for run in runs])
         if expected.shape[1:] != (labels,):
             shape = list(expected.shape[1:])
             raise ConfigError(f"{self._head.name} gives {shape} logits for an input, and there are {labels} labels")
-        batch = PackedBatch.of([one.sequence for one in alone], whole.device)
-        hidden = torch.cat([one.hidden for one in alone])
+        batch = PackedBatch.of([run.sequence for run in runs], whole.device)
+        hidden = torch.cat([run.hidden for run in runs])
         tried = {row: self._compare(pick(hidden, batch, self._padding), expected) for row, pick in _ROWS.items()}
         self._row = min(tried, key=tried.__getitem__)
         if tried[self._row] == float("inf"):
@@ -103,12 +103,12 @@ class TokenLabelsHead:
 
     def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
-        alone = _probe(whole, transformer, Output.TOKEN_LABELS)
-        expected = torch.cat([one.logits for one in alone])
+        runs = _probe(whole, transformer, Output.TOKEN_LABELS)
+        expected = torch.cat([run.logits for run in runs])
         if expected.shape[1:] != (labels,):
             shape = list(expected.shape[1:])
             raise ConfigError(f"{self._head.name} gives {shape} logits for a token, and there are {labels} labels")
-        _expect(self._head, torch.cat([one.hidden for one in alone]).unsqueeze(0), expected.unsqueeze(0))
+        _expect(self._head, torch.cat([run.hidden for run in runs]).unsqueeze(0), expected.unsqueeze(0))
 
     def parameters(self) -> int:
         return self._head.parameters()
@@ -147,9 +147,9 @@ class LogitScoreHead:
         self._rounded = rounded
         entries = [true_token] if false_token is None else [true_token, false_token]
         self._head = TransplantedHead(whole, dtype=torch.float32, entries=entries)
-        alone = _probe(whole, transformer, Output.LABELS)
-        hidden = torch.stack([one.hidden[-1] for one in alone])
-        expected = torch.stack([one.logits[-1, entries] for one in alone])
+        runs = _probe(whole, transformer, Output.LABELS)
+        hidden = torch.stack([run.hidden[-1] for run in runs])
+        expected = torch.stack([run.logits[-1, entries] for run in runs])
         _expect(self._head, hidden.unsqueeze(1), expected.unsqueeze(1))
 
     def parameters(self) -> int:
@@ -202,15 +202,15 @@ def _probe(
         outputs=frozenset({output}),
         pairs=takes_types(whole),
     )
-    alone = run_alone(whole, sequences)
+    runs = run_whole_model(whole, sequences)
     with torch.inference_mode():
         vectors = transformer.hidden(PackedBatch.of(sequences, whole.device))
-    if not difference(vectors, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
+    if not difference(vectors, torch.cat([run.hidden for run in runs])) <= TOLERANCE[whole.dtype]:
         raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer gives alone")
     if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:
         ids = [*sequences[0].ids[:-2], padding, padding]
-        alone += run_alone(whole, [TokenSequence(ids, frozenset({output}))])
-    return alone
+        runs += run_whole_model(whole, [TokenSequence(ids, frozenset({output}))])
+    return runs
 
 
 def _padding(whole: PreTrainedModel) -> int | None:

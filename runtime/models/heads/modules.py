@@ -80,9 +80,9 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
         raise ConfigError(f"{file.name}: {projection.weight} must have 2 dimensions, it has {weight.ndim}")
     _expect(weight.shape[1], width, file)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=projection.bias is not None)
-    own = {"weight": weight} | ({"bias": tensors[projection.bias]} if projection.bias else {})
+    state = {"weight": weight} | ({"bias": tensors[projection.bias]} if projection.bias else {})
     try:
-        linear.load_state_dict(own)
+        linear.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(f"{file.name}: the weights cannot be used: {error}") from error
     return linear.eval()

@@ -25,7 +25,7 @@ class MultiVectorHead:
         spec: See `MultiVectorSpec`.
         token_width: Values of a token vector.
         device: Device of the weights.
-        own: Layer of the checkpoint that token vectors go through first, in any dtype. None: there is none.
+        own_layer: Layer of the checkpoint that token vectors go through first, in any dtype. None: there is none.
 
     Raises:
         ConfigError: Weights of the modules are missing or do not fit.
@@ -35,11 +35,11 @@ class MultiVectorHead:
     """Values of one vector."""
 
     def __init__(
-        self, spec: MultiVectorSpec, token_width: int, device: torch.device, own: nn.Linear | None = None
+        self, spec: MultiVectorSpec, token_width: int, device: torch.device, own_layer: nn.Linear | None = None
     ) -> None:
-        modules, self.width = build_modules(spec.modules, token_width if own is None else own.out_features)
-        if own is not None:
-            modules = nn.Sequential(copy.deepcopy(own).float(), *modules)
+        modules, self.width = build_modules(spec.modules, token_width if own_layer is None else own_layer.out_features)
+        if own_layer is not None:
+            modules = nn.Sequential(copy.deepcopy(own_layer).float(), *modules)
         self._modules = modules.to(device)
 
     def parameters(self) -> int:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import SparseVector, TokenIds, Values
 from staged_pool.runtime.models.heads.modules import load_projection
-from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
+from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_whole_model
 from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, hand_over
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
@@ -125,7 +125,7 @@ def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -
         pairs=False,
     )
     with torch.inference_mode():
-        runs = run_alone(whole, probe)
+        runs = run_whole_model(whole, probe)
         try:
             found = torch.cat([head(run.hidden.unsqueeze(0))[0] for run in runs])
         except MISUSE_ERRORS as error:

@@ -2,8 +2,8 @@
 
 transformers keeps a head (pooler, projection, classifier) and its transformer in one class, whose `forward` runs both.
 Here that `forward` runs unchanged, but a stub in the place of the transformer returns given token vectors. So no
-architecture needs code of its own. At load, the logits are compared with those of the whole model (`run_alone`); an
-architecture whose head reads more than token vectors is rejected.
+architecture needs code of its own. At load, the logits are compared with those of the whole model
+(`run_whole_model`). An architecture whose head reads more than token vectors is rejected.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class WholeRun:
     """[labels], or [tokens, labels] for a head on every token."""
 
 
-def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[WholeRun]:
+def run_whole_model(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[WholeRun]:
     """Run a whole model, head included, on one sequence after the other.
 
     Raises:

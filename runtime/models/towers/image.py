@@ -71,7 +71,7 @@ class ImageTower:
         features = self.encoder.encode([image.pixels for image in images])
         return {output: self.heads[output](features) for output in images[0].outputs}
 
-    def made_up(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
+    def sample_batch(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
         pixels = self.samples[0]
         count = max(1, round(sum(sizes) / self._tokens(pixels)))
         return [PreparedImage(pixels, frozenset(self.heads), self._tokens(pixels))] * count
@@ -131,18 +131,18 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
         with torch.inference_mode():
             extra = encoder.vector_count(samples[0]) - first
             features = encoder.encode(samples)
-        why = encoder.check_padding(samples)
+        reason = encoder.check_padding(samples)
     except MISUSE_ERRORS as error:
         raise ConfigError(_misfit(encoder, samples[0], error)) from error
-    if why:
-        log.info("model.peculiar", model=name, reason=why)
+    if reason:
+        log.info("model.peculiar", model=name, reason=reason)
     heads = build_image_heads(folder, loaded.whole, features)
     parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
     if loaded.image.device.type == "cpu":
-        if why := encoder.fuse(samples):
-            log.info("model.not_fused", model=name, reason=why)
-        if why := encoder.prepack(samples):
-            log.info("model.not_prepacked", model=name, reason=why)
+        if reason := encoder.fuse(samples):
+            log.info("model.not_fused", model=name, reason=reason)
+        if reason := encoder.prepack(samples):
+            log.info("model.not_prepacked", model=name, reason=reason)
     return ImageTower(
         architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
         reader=reader,

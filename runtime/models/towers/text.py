@@ -71,7 +71,7 @@ class TextTower:
         hidden = self.transformer.hidden(batch)
         return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}
 
-    def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
+    def sample_batch(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
         return [TokenSequence(self.sample_ids[:size], frozenset(self.heads)) for size in sizes]
 
 

@@ -71,6 +71,6 @@ class Tower(Protocol):
         """
         ...
 
-    def made_up(self, sizes: Sequence[int]) -> Sequence[Payload]:
+    def sample_batch(self, sizes: Sequence[int]) -> Sequence[Payload]:
         """Make a test batch for all outputs, with inputs of about these numbers of tokens."""
         ...

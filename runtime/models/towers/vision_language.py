@@ -72,7 +72,7 @@ class VisionLanguageTower:
         hidden = transformer.hidden(batch, self.image_embedder.embed(sequences))
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 
-    def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
+    def sample_batch(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
         """Make test inputs: an image, then words up to the size. A small size has just the image."""
         outputs, words = frozenset(self.texts.heads), self.texts.sample_ids
         return [self.image_embedder.sample_sequence(size, words, outputs) for size in sizes]

@@ -81,7 +81,7 @@ class FusedLayers(nn.Module):
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # attention functions of transformers read it here
         product = product or default_product(parts[0].down.weight.dtype)
-        self.layers = [_fused(one, product) for one in parts]
+        self.layers = [_fused(layer, product) for layer in parts]
         """The fused layers, in the order in which they run."""
         self._run = layers_as_one_call()
 
@@ -99,7 +99,7 @@ class FusedLayers(nn.Module):
         Raises:
             NotImplementedError: An argument asks for something that fused layers do not compute.
         """
-        if any(one is not None for one in others) or any(settings.get(name) is not None for name in _UNSUPPORTED):
+        if any(other is not None for other in others) or any(settings.get(name) is not None for name in _UNSUPPORTED):
             raise NotImplementedError("fused layers take only token vectors, a mask and attention settings")
         shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
@@ -110,9 +110,8 @@ class FusedLayers(nn.Module):
             return self._run(x, list(settings["packed_groups"]), self.layers, causal).view(shape)
         if kind == "sdpa" and attention_mask is None and not causal:
             return self._run(x, [Group(shape[0], shape[1], shape[1])], self.layers, causal).view(shape)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            kind, sdpa_attention_forward
-        )  # the fallback is for "eager", which gives the same
+        # "eager" has no interface of its own; sdpa computes the same.
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, sdpa_attention_forward)
         for layer in self.layers:
             qkv = begin_layer(x, layer).view(*shape[:2], 3, layer.heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -150,25 +149,25 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
     Raises:
         NO_KERNEL: See `FusedLayers`.
     """
-    found = [parent.get_submodule(name) for parent, name in places]
-    for (parent, name), one in zip(places, [_fuse(one, product) for one in found], strict=True):
-        setattr(parent, name, one)
+    originals = [parent.get_submodule(name) for parent, name in places]
+    for (parent, name), fused in zip(places, [_fuse(module, product) for module in originals], strict=True):
+        setattr(parent, name, fused)
 
     def restore() -> None:
-        for (parent, name), one in zip(places, found, strict=True):
-            setattr(parent, name, one)
+        for (parent, name), original in zip(places, originals, strict=True):
+            setattr(parent, name, original)
 
     return restore
 
 
-def _fuse(found: nn.Module, product: Product | None) -> nn.Module:
+def _fuse(module: nn.Module, product: Product | None) -> nn.Module:
     """Build the replacement of a layer, or of a list of layers: then a list of one."""
-    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))], product)
-    return nn.ModuleList([fused]) if isinstance(found, nn.ModuleList) else fused
+    fused = FusedLayers([parts for layer in _layers(module) if (parts := _fusible(layer))], product)
+    return nn.ModuleList([fused]) if isinstance(module, nn.ModuleList) else fused
 
 
-def _layers(found: nn.Module) -> Sequence[nn.Module]:
-    return [*found] if isinstance(found, nn.ModuleList) else [found]
+def _layers(module: nn.Module) -> Sequence[nn.Module]:
+    return [*module] if isinstance(module, nn.ModuleList) else [module]
 
 
 def _fusible(layer: nn.Module) -> LayerParts | None:
@@ -178,13 +177,13 @@ def _fusible(layer: nn.Module) -> LayerParts | None:
 
 def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
     """Concatenate the biases; a missing one is 0. None: all are missing."""
-    biases: Sequence[Tensor | None] = [one.bias for one in linears]
+    biases: Sequence[Tensor | None] = [linear.bias for linear in linears]
     if all(bias is None for bias in biases):
         return None
     return torch.cat(
         [
-            one.weight.new_zeros(one.out_features) if bias is None else bias
-            for one, bias in zip(linears, biases, strict=True)
+            linear.weight.new_zeros(linear.out_features) if bias is None else bias
+            for linear, bias in zip(linears, biases, strict=True)
         ]
     )
 
@@ -195,7 +194,7 @@ def _fused(parts: LayerParts, product: Product) -> Layer:
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms
     with torch.no_grad():
-        qkv = in_layout(torch.cat([one.weight for one in parts.projections]), product)
+        qkv = in_layout(torch.cat([linear.weight for linear in parts.projections]), product)
         out, out_bias = _scaled(parts.out, first, product)
         up, up_bias = _scaled(parts.up, factor, product)
         down, down_bias = _scaled(parts.down, second, product, given=factor)

@@ -131,7 +131,7 @@ def _take_apart(layer: nn.Module, pattern: _LayerPattern) -> LayerParts | None:
     scales = [layer.get_parameter(path) for path in pattern.scales]
     heads: int = _first(attention, "num_attention_heads", "num_heads", "n_heads")
     scaling: float = _first(attention, "scaling", "scale")
-    widths = {one.out_features for one in projections} | {out.in_features}
+    widths = {linear.out_features for linear in projections} | {out.in_features}
     if len(widths) > 1 or out.in_features % heads:
         return None
     if getattr(layer, "is_decoder", False) or not _holds_only(

@@ -45,9 +45,9 @@ class Probes:
     def sequences(self) -> Sequence[TokenSequence]:
         """Make sequences of equal and different lengths, the longest beyond the limits of the config."""
         lengths = [min(length, self._max_tokens) for length in (5, 5, 1, self._longest, 9)]
-        return self.made_up(lengths, np.random.default_rng(0))
+        return self.random_sequences(lengths, np.random.default_rng(0))
 
-    def made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
+    def random_sequences(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
         """Make sequences of random token ids; every other one is a pair, if the model distinguishes segments."""
         found = []
         for place, length in enumerate(lengths):

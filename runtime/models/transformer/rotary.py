@@ -166,17 +166,17 @@ def _short_tokens(rotary: nn.Module) -> int:
     config = getattr(rotary, "config", None)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    said = [getattr(rotary, "original_max_seq_len", None), getattr(rotary, "max_seq_len_cached", None)]
+    limits = [getattr(rotary, "original_max_seq_len", None), getattr(rotary, "max_seq_len_cached", None)]
     for name in _MAXIMA:
-        said += [getattr(config, name, None), *(one.get(name) for one in (parameters, *nested))]
-    return min((int(value) for value in said if isinstance(value, int) and value > 0), default=0)
+        limits += [getattr(config, name, None), *(settings.get(name) for settings in (parameters, *nested))]
+    return min((int(value) for value in limits if isinstance(value, int) and value > 0), default=0)
 
 
 def _fresh(module: nn.Module) -> nn.Module:
     """Copy a module as it was loaded; the original keeps that state because it never runs."""
-    one = copy.copy(module)
-    one._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
-    return one
+    fresh = copy.copy(module)
+    fresh._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
+    return fresh
 
 
 def _zero_padded(found: Any, tokens: int) -> Any:

@@ -65,25 +65,25 @@ class Rows:
     def padded(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
         """Run one forward with all rows padded to the longest; returns [tokens, width]."""
         shape = len(batch.sequences), max(group.tokens for group in batch.groups)
-        places = torch.arange(shape[1], device=batch.ids.device)
+        columns = torch.arange(shape[1], device=batch.ids.device)
         rows = torch.arange(shape[0], device=batch.ids.device)
         rows = rows.repeat_interleave(batch.lengths, output_size=batch.tokens)
-        each = rows * shape[1] + batch.positions[: batch.tokens]
+        indices = rows * shape[1] + batch.positions[: batch.tokens]
         tokens = {
-            name: _spread(row[: batch.tokens], each, shape, self._padding if name == "input_ids" else 0)
+            name: _spread(row[: batch.tokens], indices, shape, self._padding if name == "input_ids" else 0)
             for name, row in self.tokens(batch.ids, image_embeds).items()
         }
         more = {}
         if self.takes_positions:
-            more["position_ids"] = (places + self.first_position).expand(shape)
+            more["position_ids"] = (columns + self.first_position).expand(shape)
         if image_embeds is not None and image_embeds.positions is not None:
-            more["position_ids"] = torch.stack([_spread(row, each, shape, 0) for row in image_embeds.positions])
+            more["position_ids"] = torch.stack([_spread(row, indices, shape, 0) for row in image_embeds.positions])
         if batch.types is not None and self.takes_types:
-            more["token_type_ids"] = _spread(batch.types[: batch.tokens], each, shape, 0)
-        attended = places < (batch.lengths if batch.attended is None else batch.attended).unsqueeze(1)
+            more["token_type_ids"] = _spread(batch.types[: batch.tokens], indices, shape, 0)
+        attended = columns < (batch.lengths if batch.attended is None else batch.attended).unsqueeze(1)
         with self.forward_of(batch.groups, packed=False):
             hidden: Tensor = self._model(**tokens, attention_mask=attended.long(), **more)[0]
-        return hidden.flatten(0, 1).index_select(0, each)
+        return hidden.flatten(0, 1).index_select(0, indices)
 
     def by_length(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
         """Run one forward for each group of neighbours of equal length, so without padding."""
@@ -121,17 +121,17 @@ class Rows:
         return torch.cat(vectors)
 
 
-def _spread(row: Tensor, each: Tensor, shape: tuple[int, int], padding: int) -> Tensor:
+def _spread(row: Tensor, indices: Tensor, shape: tuple[int, int], padding: int) -> Tensor:
     """Spread packed values, [tokens, ...], over padded rows.
 
     Args:
         row: The values.
-        each: [tokens], int64: the index of each value in all rows, flattened.
+        indices: [tokens], int64: the index of each value in all rows, flattened.
         shape: Number of rows, and values of each.
         padding: Value of the places that stay empty.
     """
     padded = row.new_full((shape[0] * shape[1], *row.shape[1:]), padding)
-    return padded.index_copy_(0, each, row).view(*shape, *row.shape[1:])
+    return padded.index_copy_(0, indices, row).view(*shape, *row.shape[1:])
 
 
 def token_embedding(model: PreTrainedModel) -> Any:

@@ -131,7 +131,7 @@ class Speedups:
         length = min(self._max_tokens, bucket.tokens // 4)
         for share in (0.75, 0.625):
             count = int(bucket.tokens * share / length)
-            yield probes.made_up([max(1, length - place % 3) for place in range(count)], random)
+            yield probes.random_sequences([max(1, length - place % 3) for place in range(count)], random)
 
     def _keep_if_equal(self, change: Callable[[], Callable[[], None]]) -> str | None:
         """Make a change, and undo it if the vectors of the probe differ; see `self_check.keep_if_equal`.
