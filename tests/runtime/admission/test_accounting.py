@@ -1,0 +1,139 @@
+"""The account of what is inside: all of it, by priority, by tenant and by request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.runtime.admission.accounting import InFlight, LaneUsage, RequestClass, Reservation
+from staged_pool.runtime.admission.estimates import Estimates
+from staged_pool.runtime.model import Lane
+from staged_pool.stages.scheduling.entries import Priority
+
+LANES: tuple[Lane, Lane] = ("text", "image")
+
+
+def account(limit: int = 100) -> InFlight:
+    return InFlight(dict.fromkeys(LANES, limit), Estimates(dict.fromkeys(LANES, 512)))
+
+
+def enter(inside: InFlight, tokens: float = 10.0, *, inputs: int = 1, lane: Lane = "text", **of: Any) -> Reservation:
+    return inside.enter(
+        {lane: LaneUsage(tokens, inputs)},
+        body_bytes=100,
+        entered_at=0.0,
+        lane=lane,
+        expected_s=0.0,
+        of=RequestClass(**of),
+    )
+
+
+def test_a_request_counts_for_all_its_priority_and_its_tenant() -> None:
+    inside = account()
+    enter(inside, tenant="one", priority=Priority.BULK)
+    enter(inside, tenant="two")
+    assert inside.total.limited == (2, 2, 20.0, 200)
+    assert inside.priorities[Priority.BULK].limited == (1, 1, 10.0, 100)
+    assert {tenant: usage.requests for tenant, usage in inside.tenants[Priority.INTERACTIVE].items()} == {"two": 1}
+
+
+def test_the_first_request_of_a_tenant_came_alone() -> None:
+    inside = account()
+    assert [enter(inside, tenant="one").came_alone, enter(inside, tenant="one").came_alone] == [True, False]
+    assert enter(inside, tenant="two").came_alone
+
+
+def test_estimates_become_true_numbers_and_fall_as_items_leave_the_device() -> None:
+    inside = account()
+    request = enter(inside, 40.0, inputs=4)
+    request.fed("text", 4)
+    assert (request.tokens, inside.fed["text"]) == (40.0, 40.0)
+    request.tokenized("text", 25)
+    assert (request.tokens, inside.fed["text"], inside.unprepared["text"]) == (55.0, 55.0, 3)
+    request.computed("text", 25)
+    assert (request.tokens, inside.fed["text"]) == (30.0, 30.0)
+
+
+def test_coalesced_tokens_are_subtracted_and_added_back() -> None:
+    inside = account()
+    request = enter(inside, 10.0)
+    request.fed("text", 1)
+    request.tokenized("text", 10)
+    request.adjust_tokens("text", 10)
+    assert inside.fed["text"] == 0.0
+    request.adjust_tokens("text", -10)
+    assert inside.fed["text"] == 10.0
+    request.cached("text", 10)
+    assert inside.fed["text"] == 0.0
+
+
+def test_a_request_may_have_as_much_fed_as_it_leaves_free() -> None:
+    inside = account(100)
+    greedy, other = enter(inside, 90.0, inputs=9), enter(inside, 90.0, inputs=9)
+    assert greedy.may_feed("text", 9)  # nothing is fed: a list of any size may go
+    greedy.fed("text", 5)
+    assert not greedy.may_feed("text", 1)
+    assert other.may_feed("text", 5)
+    assert not other.may_feed("text", 6)
+    assert other.may_feed("image", 1)  # it has no account there
+
+
+def test_room_that_gets_free_is_told_by_lane() -> None:
+    inside = account()
+    told: list[Lane] = []
+    inside.room_freed = told.append
+    request = enter(inside, 10.0)
+    request.fed("text", 1)
+    assert told == []
+    request.tokenized("text", 10)
+    request.computed("text", 10)
+    assert told == ["text"]
+
+
+def test_a_request_that_has_left_counts_no_more() -> None:
+    inside = account()
+    request = enter(inside, 10.0)
+    inside.leave(request)
+    request.fed("text", 1)
+    request.tokenized("text", 10)
+    request.computed("text", 10)
+    assert request.may_feed("text", 10**9)
+    assert inside.total.limited == (0, 0, 0.0, 0)
+    assert (inside.fed, inside.unprepared) == ({"text": 0.0, "image": 0.0}, {"text": 0, "image": 0})
+
+
+@given(st.data())
+def test_nothing_is_left_of_any_requests_that_came_and_went(data: st.DataObject) -> None:
+    inside, open_requests = account(), list[Reservation]()
+    for _ in range(data.draw(st.integers(1, 30))):
+        if open_requests and data.draw(st.booleans()):
+            request = open_requests.pop(data.draw(st.integers(0, len(open_requests) - 1)))
+            inside.leave(request)
+            continue
+        lane, inputs = data.draw(st.sampled_from(LANES)), data.draw(st.integers(1, 5))
+        tokens = data.draw(st.floats(0.1, 1000.0))
+        request = enter(
+            inside,
+            tokens,
+            inputs=inputs,
+            lane=lane,
+            tenant=data.draw(st.sampled_from([None, "one", "two"])),
+            priority=data.draw(st.sampled_from(Priority)),
+        )
+        inside.count_items(request, inputs)
+        for _ in range(data.draw(st.integers(0, inputs))):
+            request.fed(lane, 1)
+            count = data.draw(st.integers(1, 500))
+            request.tokenized(lane, count)
+            if data.draw(st.booleans()):
+                request.computed(lane, count)
+        open_requests.append(request)
+        assert sum(inside.total.tokens.values()) == pytest.approx(sum(request.tokens for request in open_requests))
+    for request in open_requests:
+        inside.leave(request)
+    assert inside.total.limited == (0, 0, 0.0, 0)
+    assert (inside.fed, inside.unprepared) == ({"text": 0.0, "image": 0.0}, {"text": 0, "image": 0})
+    assert inside.tenants == {Priority.INTERACTIVE: {}, Priority.BULK: {}}

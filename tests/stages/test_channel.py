@@ -1,0 +1,164 @@
+"""Bounded channels: order, room, and workers that are woken."""
+
+from __future__ import annotations
+
+import gc
+
+import anyio
+import pytest
+
+from staged_pool.stages.channel import Channel, WorkerNotifier
+from tests.doubles import until
+
+pytestmark = pytest.mark.anyio
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_channel_ends_with_the_last_of_its_outlets() -> None:
+    channel = Channel[int]("behind", 3)
+    second = channel.outlet.clone()
+    await channel.outlet.send(1)
+    channel.outlet.close()
+    await second.send(2)
+    second.close()
+    assert [number async for number in channel.inlet] == [1, 2]
+    channel.inlet.close()
+
+
+async def test_closing_an_inlet_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
+    channel = Channel[int]("behind", 2)
+    sent, refused = list[int](), list[int]()
+
+    async def send(number: int) -> None:
+        try:
+            await channel.outlet.send(number)
+        except anyio.BrokenResourceError:
+            refused.append(number)
+        else:
+            sent.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(send, number)
+        await until(lambda: channel.waiting == 4)
+        assert channel.inlet.close() == sent
+    assert len(sent) == len(refused) == 2
+    assert channel.waiting == 0
+    channel.outlet.close()
+    gc.collect()
+
+
+async def test_a_channel_has_room_for_so_much_and_gives_it_in_the_order_in_which_it_is_wanted() -> None:
+    channel = Channel[str]("behind", 4, size=len)
+    sent: list[str] = []
+
+    async def send(message: str) -> None:
+        await channel.outlet.send(message)
+        sent.append(message)
+
+    async def is_sent(*messages: str) -> None:
+        await until(lambda: sent == list(messages))
+        await anyio.wait_all_tasks_blocked()
+        assert sent == list(messages)
+
+    async with anyio.create_task_group() as tasks:
+        for message in ("aa", "bb"):
+            await send(message)
+        for message in ("larger than it", "c"):
+            tasks.start_soon(send, message)
+            await anyio.wait_all_tasks_blocked()
+        assert channel.inlet.receive_waiting() == "aa"
+        await is_sent("aa", "bb")  # there would be room for `c`, but it is not its turn
+        assert channel.inlet.receive_waiting() == "bb"
+        await is_sent("aa", "bb", "larger than it")
+        assert channel.inlet.receive_waiting() == "larger than it"
+        await is_sent("aa", "bb", "larger than it", "c")
+    assert channel.inlet.close() == ["c"]
+    channel.outlet.close()
+
+
+async def test_a_sender_that_leaves_holds_no_room_and_nobody_up() -> None:
+    channel = Channel[str]("behind", 2, size=len)
+    await channel.outlet.send("a")
+    async with anyio.create_task_group() as tasks:
+        leaves, told = anyio.CancelScope(), anyio.CancelScope()
+
+        async def send(message: str, scope: anyio.CancelScope) -> None:
+            with scope:
+                await channel.outlet.send(message)
+
+        tasks.start_soon(send, "two", leaves)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(send, "b", anyio.CancelScope())
+        await anyio.wait_all_tasks_blocked()
+        assert channel.waiting == 3
+        leaves.cancel()  # `b` fits, where what was before it did not
+        await until(lambda: channel.waiting == 2)
+        tasks.start_soon(send, "c", told)
+        await anyio.wait_all_tasks_blocked()
+        assert channel.inlet.receive_waiting() == "a"
+        told.cancel()  # it has room by now, and is to be there to use it, or to give it back
+    if channel.waiting == 1:
+        await channel.outlet.send("d")
+    assert channel.inlet.close() in (["b", "c"], ["b", "d"])
+    channel.outlet.close()
+
+
+async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leaves() -> None:
+    channel = Channel[int]("behind", 8)
+    took: dict[str, list[int]] = {}
+    busy = anyio.Event()
+
+    async def work(name: str) -> None:
+        took[name] = []
+        async for number in channel.inlet:
+            took[name].append(number)
+            if number == 2:
+                await busy.wait()
+
+    async with anyio.create_task_group() as tasks:
+        for name in ("first", "second", "third"):
+            tasks.start_soon(work, name)
+        await anyio.wait_all_tasks_blocked()
+        for number in range(4):
+            await channel.outlet.send(number)
+        await anyio.wait_all_tasks_blocked()
+        assert sorted(number for numbers in took.values() for number in numbers) == [0, 1, 2, 3]
+        assert [] in took.values()  # what two could do, a third was not asked for
+        busy.set()
+        channel.outlet.close()
+    channel.inlet.close()
+
+
+async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
+    notifier = WorkerNotifier()
+    came: list[int] = []
+    scopes = [anyio.CancelScope() for _ in range(2)]
+
+    async def wait(number: int) -> None:
+        with scopes[number]:
+            await notifier.wait()
+            came.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(2):
+            tasks.start_soon(wait, number)
+            await anyio.wait_all_tasks_blocked()
+        notifier.notify()
+        notifier.notify()  # one is on its way: for the same work no other is
+        scopes[0].cancel()
+        await anyio.wait_all_tasks_blocked()
+        scopes[1].cancel()
+    assert came in ([0], [1])  # it was there before it could be cancelled, or the other one came
+
+
+async def test_what_is_in_the_channel_when_the_outlet_closes_still_arrives() -> None:
+    channel = Channel[int]("behind", 3)
+    for number in range(3):
+        await channel.outlet.send(number)
+    channel.outlet.close()
+    assert [number async for number in channel.inlet] == [0, 1, 2]
+    assert channel.inlet.receive_waiting() is None
+    channel.inlet.close()
