@@ -11,13 +11,14 @@ from typing import Final
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
-from staged_pool.api.app.dialects import words_of
+from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
-from staged_pool.api.app.routes import PROBES, Routes, alive
+from staged_pool.api.app.routes import PROBES, Routes
 from staged_pool.api.app.sampling import Sample
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
@@ -145,7 +146,7 @@ class Application:
             call.times_ms = _milliseconds(call.timeline)
             times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
             headers.append((b"server-timing", times.encode()))
-            if call.describe is tei_error:
+            if call.error_format is tei_error:
                 headers += timing_headers(call.timeline, seconds)
         return headers + self._closing(call.scope)
 
@@ -196,7 +197,7 @@ class Application:
         method, path = call.scope["method"], call.scope["path"]
         if (method, path) == ("OPTIONS", "*"):
             return Answer(status=204, headers=[(b"allow", ", ".join(METHODS).encode())])
-        return Answer.of(no_route(method, path, list(self._resources)), call.describe)
+        return Answer.of(no_route(method, path, list(self._resources)), call.error_format)
 
 
 _NO_PREFLIGHT: Final = "Pages of other origins need --cors-origin to use this server; other clients may use:"
@@ -227,7 +228,7 @@ class _Resource:
         return self._not_allowed(call, f"{path} does not support {method}; it supports: {self._allow}")
 
     def _not_allowed(self, call: Call, message: str) -> Answer:
-        answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.describe)
+        answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.error_format)
         return replace(answer, headers=[*answer.headers, (b"allow", self._allow.encode())])
 
 
@@ -243,13 +244,13 @@ async def _no_body() -> Message:
 
 
 def _call(scope: Scope, receive: Receive) -> Call:
-    return Call(scope, receive, words_of(scope["path"]))
+    return Call(scope, receive, error_format_of(scope["path"]))
 
 
 def _rejection(problem: Problem, scope: Scope) -> Answer:
     """Return the answer to a rejected request: the problem, or a page for a browser without a key."""
     path = scope["path"]
-    answer, page = Answer.of(problem, words_of(path)), PAGES.get(path)
+    answer, page = Answer.of(problem, error_format_of(path)), PAGES.get(path)
     is_browser = scope["method"] in ("GET", "HEAD")
     if problem.row is status.UNAUTHORIZED and page is not None and is_browser:  # the page asks its user for the key
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
@@ -262,11 +263,11 @@ async def _answer(handler: Handler, call: Call) -> Answer:
         return await handler(call)
     except Exception as error:
         if not isinstance(error, StagedPoolError) and is_out_of_memory(error):
-            return Answer.of(status.problem(exhausted(error, "http")), call.describe)
+            return Answer.of(status.problem(exhausted(error, "http")), call.error_format)
         problem = status.problem(error, call.words)
         if problem.row is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
-        return Answer.of(problem, call.describe)
+        return Answer.of(problem, call.error_format)
 
 
 def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:

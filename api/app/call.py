@@ -1,4 +1,4 @@
-"""One HTTP request as a handler sees it, and one answer."""
+"""One HTTP request as a handler gets it, and its answer."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FORM: Final = b"multipart/form-data"
 _JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
 
 ENGINE: Final = "staged_pool.engine"
-"""Key of a scope: the engine that can do its task and takes requests, where the front door knows that it is meant."""
+"""Key in a scope: the engine that the front door has chosen; absent while several are possible."""
 
 PATH_TAKEN: Final = "staged_pool.path_taken"
-"""Key of a scope: the path that a request has taken through the server; without it, it is the general one."""
+"""Key in a scope: the request's path through the server, `fast`; absent on the general path."""
 
-Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
-"""In which words a dialect says what is wrong: the status and the body of the answer."""
+ErrorFormat: TypeAlias = Callable[[Problem], tuple[int, bytes]]
+"""Error format of a dialect: converts a problem to the status and body of the answer."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
@@ -54,25 +54,25 @@ class Answer:
     content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
     word: str | None = None
-    """What the log calls the problem, where this answers one."""
+    """Name of the problem in the log, if this answers one."""
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """The body, as it is sent."""
+        """The body in the pieces in which it is sent."""
         return (self.body,) if isinstance(self.body, bytes) else self.body
 
     @staticmethod
-    def of(problem: Problem, describe: Describe) -> Answer:
-        status, body = describe(problem)
+    def of(problem: Problem, error_format: ErrorFormat) -> Answer:
+        status, body = error_format(problem)
         return Answer(body, status, headers=problem.headers(), word=problem.row.word)
 
 
 class Lines:
-    """An answer whose lines are sent as they come. Its head is sent with the first of them.
+    """An answer that is sent line by line; its head is sent with the first line.
 
     Args:
-        send: Of the request.
-        headers: Of the answer, but for its length, which nobody knows.
+        send: ASGI's `send` of the request.
+        headers: Makes the headers of the answer, without a length, which is unknown.
     """
 
     def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
@@ -82,7 +82,7 @@ class Lines:
         self.sent_bytes = 0
 
     async def give(self, lines: bytes) -> None:
-        """Send some lines, each with its end. Waits for a client who is slow to read."""
+        """Send complete lines. It waits for a client that reads slowly."""
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
@@ -96,13 +96,13 @@ class Lines:
 
 
 class Call:
-    """One request, as its handler sees it."""
+    """One request, as its handler gets it."""
 
     __slots__ = (
         "_receive",
         "answer",
         "body_bytes",
-        "describe",
+        "error_format",
         "headers",
         "lines",
         "model",
@@ -113,16 +113,16 @@ class Call:
         "words",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
+    def __init__(self, scope: Scope, receive: Receive, error_format: ErrorFormat) -> None:
         self.scope = scope
         self.answer: AnswerMemory | None = None
-        """Account of the memory of its answer. None: nothing is computed for it."""
+        """Account of the memory of the answer. None: the answer is made without an engine."""
         self.lines: Lines | None = None
-        """For an answer that does not wait for its end; None where nothing can be sent yet."""
-        self.describe = describe
+        """Sends an answer line by line. None: the answer is made without a handler."""
+        self.error_format = error_format
+        """Error format of the client's dialect."""
         self.words: Words = ENGINE_WORDS
-        """The client's names for the fields of its request, as far as it is read."""
-        """How its client is told of a problem."""
+        """The client's names for the fields of its request, once the body is read."""
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
@@ -130,35 +130,35 @@ class Call:
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
         self.times_ms: Sequence[tuple[str, float]] = ()
-        """Of the timeline by stage, once the answer tells them."""
+        """Milliseconds in each stage, once the answer's headers have them."""
         self.model: str | None = None
-        """The model that was asked, once that is known."""
+        """Name of the model, once it is known."""
 
     @property
     def trace_id(self) -> str | None:
-        """Of the trace that the request belongs to, where its `traceparent` is one (W3C Trace Context, section 3.2)."""
+        """Trace id of the request; None without a valid `traceparent` (W3C Trace Context, section 3.2)."""
         given = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
         return given["trace"].decode() if given and given["trace"].strip(b"0") else None
 
     async def json_body(self, *, any_type: bool = False) -> bytes | bytearray:
-        """The body, which is JSON as far as its type says. The guard has made one message of it.
+        """Return the body, after a check that its type is JSON.
 
         Args:
-            any_type: Take it for JSON whatever its type, as Ollama does: curl's own type is that of a form.
+            any_type: Accept any type, as Ollama does: curl sends JSON with the type of a form by default.
 
         Raises:
-            HttpError: It says that it is something else.
+            HttpError: The Content-Type is not JSON.
         """
         if not any_type and self._media_type() != JSON:
             raise HttpError(status.UNSUPPORTED_MEDIA, _JSON_ONLY)
         return await self._body()
 
     async def form_or_json_body(self) -> tuple[bytes | bytearray, bytes | None]:
-        """The body, which says that it is JSON or a form; and the boundary of a form.
+        """Return the body and the boundary of a form; the boundary is None for JSON.
 
         Raises:
-            HttpError: It says that it is something else.
-            InvalidInput: It is a form without a boundary.
+            HttpError: The Content-Type is neither JSON nor a form.
+            InvalidInput: The body is a form without a boundary.
         """
         kind = self._media_type()
         if kind not in (JSON, FORM):
@@ -167,53 +167,53 @@ class Call:
         return await self._body(), boundary
 
     def _media_type(self) -> bytes:
-        """The type of the body; a body that names none is taken for JSON, as by what several clients were made for.
+        """Return the media type of the body: JSON if it has none, since several clients rely on that.
 
-        So is one of a type that is written as JSON (RFC 6839, section 3.1).
+        A type with the suffix `+json` counts as JSON, too (RFC 6839, section 3.1).
         """
         kind = self.headers.get(b"content-type", JSON).split(b";", 1)[0].strip().lower()
         return JSON if not kind or (kind.startswith(b"application/") and kind.endswith(b"+json")) else kind
 
     async def _body(self) -> bytes | bytearray:
-        body: bytes | bytearray = (await self._receive()).get("body", b"")
+        body: bytes | bytearray = (await self._receive()).get("body", b"")  # both paths send it as one message
         self.body_bytes = len(body)
         return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) else body  # RFC 8259, section 8.1
 
     @property
     def wants_lines(self) -> bool:
-        """Whether the client asks for an answer line by line."""
+        """True if the client asks for an answer line by line."""
         return LINES in self.headers.get(b"accept", b"")
 
     @property
     def named_model(self) -> str | None:
-        """The model that the path names; None where it names none."""
+        """Name of the model in the path; None if it has none."""
         name: str | None = self.scope.get(MODEL)
         return name
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that the front door has found ready and able, and the only one that may be meant."""
+        """The engine that the front door has chosen: ready, able, and the only possible one."""
         engine: Engine | None = self.scope.get(ENGINE)
         return engine
 
     @property
     def tenant(self) -> str | None:
-        """Whose request it is, as far as anything says so."""
+        """Tenant of the request, by its key or the tenant header; None if unknown."""
         tenant: str | None = self.scope.get(TENANT)
         return tenant
 
     def priority(self) -> Priority:
-        """How it stands to other requests.
+        """Return the priority of the request, see `priority_of`.
 
         Raises:
-            InvalidInput: `X-Priority` is none of the two priorities.
+            InvalidInput: `X-Priority` is not one of the two priorities.
         """
         if (priority := priority_of(self.headers)) is None:
             raise InvalidInput(f"X-Priority: expected {' or '.join(Priority)}", param="X-Priority")
         return priority
 
     def timeout_s(self) -> float:
-        """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
+        """Return the client's timeout in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
 
         Raises:
             InvalidInput: The header is not a number of seconds in range.
@@ -235,13 +235,16 @@ class Call:
 
 
 def new_request_id() -> str:
-    """For a request that has none."""
+    """Return a random id, for a request without one."""
     return f"{getrandbits(128):032x}"
 
 
 def priority_of(headers: Mapping[bytes, bytes]) -> Priority | None:
-    """What `X-Priority` says; None where that is no priority. Without it, the urgency of `Priority` counts (RFC 9218,
-    section 4.1): 7 is what nobody waits for, and what cannot be read is to be ignored."""
+    """Return the priority in `X-Priority`; None if it is not a priority.
+
+    Without that header, the urgency in `Priority` counts (RFC 9218, section 4.1): 7 stands for background work. An
+    invalid `Priority` header is ignored, as the RFC demands.
+    """
     if (given := headers.get(b"x-priority")) is not None:
         return _PRIORITIES.get(given.lower())
     if b"priority" in headers and _BACKGROUND.search(headers[b"priority"]):

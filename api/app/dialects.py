@@ -1,4 +1,4 @@
-"""What dialects have beside tasks: their words for problems, and routes that say what is served."""
+"""Error formats of the dialects, and their routes about served models and health."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from staged_pool.api.app.call import Answer, Call, Describe, Handler
+from staged_pool.api.app.call import Answer, Call, ErrorFormat, Handler
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.chunked_json import dump
@@ -18,34 +18,34 @@ from staged_pool.stages.errors import TooLarge, Unsupported
 TEI_PATHS: Final = frozenset({
     "/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info",
 })  # fmt: skip
-"""Where every client is one of text-embeddings-inference, and is told of problems in its words."""
+"""Paths of text-embeddings-inference alone, with its error format."""
 
 OLLAMA_PATHS: Final = frozenset({"/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show", "/api/version"})
 WEAVIATE_PATHS: Final = frozenset({"/vectors", "/vectors/", "/vectorize", "/meta"})
 COHERE_PATHS: Final = frozenset({"/v1/embed", "/v2/embed", "/v2/rerank"})
 SHARED_PATHS: Final = frozenset({"/v1/embeddings", "/embeddings", "/v1/rerank", "/v1/multimodalembeddings"})
-"""Which dialect asks shows only in the body, if at all: an error has the fields of each."""
+"""Paths that several dialects share: an error has the fields of each, since the dialect is known only from the body."""
 
-WORDS: Final[Mapping[str, Describe]] = {
+ERROR_FORMATS: Final[Mapping[str, ErrorFormat]] = {
     **dict.fromkeys(TEI_PATHS, tei_error),
     **dict.fromkeys(OLLAMA_PATHS | WEAVIATE_PATHS, plain_error),
     **dict.fromkeys(COHERE_PATHS, cohere_error),
     **dict.fromkeys(SHARED_PATHS, shared_error),
     "/v1/ranking": nim_error,
 }
-"""How clients of a path are told of problems; of every other path, as OpenAI's are."""
+"""Error formats by path; every other path has OpenAI's format."""
 
 
-def words_of(path: str) -> Describe:
-    """How a client of a path, which need not be there, is told of a problem."""
-    return WORDS.get(path, plain_error if path.startswith("/api/") else Problem.answer)
+def error_format_of(path: str) -> ErrorFormat:
+    """Return the error format of a path, which need not exist."""
+    return ERROR_FORMATS.get(path, plain_error if path.startswith("/api/") else Problem.answer)
 
 
 class Listings:
-    """Handlers that say what is served, and how the server is, in the words of one dialect each.
+    """Handlers of a dialect's routes about served models and health.
 
     Args:
-        registry: Leads to the engines.
+        registry: The engines.
     """
 
     def __init__(self, registry: EngineRegistry) -> None:
@@ -53,7 +53,7 @@ class Listings:
         self._started = time.time()
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
-        """What answers each path, by method."""
+        """Return the handlers by path and method."""
         return {
             "/api/tags": {"GET": self._tags},
             "/api/ps": {"GET": self._running},
@@ -78,7 +78,7 @@ class Listings:
         cards = [engine.card for engine in self._registry.listed(call.named_model)]
         body = await call.json_body(any_type=True)
         if len(body) > NAME_BYTES:
-            raise TooLarge(f"The body has {len(body)} bytes; one that names a model has at most {NAME_BYTES}")
+            raise TooLarge(f"The body has {len(body)} bytes; a body that names a model may have {NAME_BYTES}")
         return Answer(ollama.encode_show(body, cards, started=self._started))
 
     async def _meta(self, call: Call) -> Answer:
@@ -100,7 +100,7 @@ class Listings:
 NO_CONTENT: Final = Answer(status=204)
 
 NAME_BYTES: Final = 2**16
-"""Of a body that asks about a model. It is read on the event loop."""
+"""Maximum bytes of a body that names a model; it is decoded on the event loop."""
 
 
 def _health(message: str) -> bytes:

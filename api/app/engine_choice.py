@@ -1,4 +1,4 @@
-"""The model that a request means, and what is said where it means none that is served."""
+"""Choice of the model for a request, and the errors if none is suitable."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
 
 MOST_NAMED: Final = 8
-"""Models that one message names."""
+"""Maximum number of models that one message lists."""
 
 
 def pick(task: Task, engines: Sequence[Engine], narrowed: Narrowed | None = None) -> Engine:
-    """The engine for a request that names no model.
+    """Return the engine for a request that names no model.
 
-    Rankings go to rerankers and labels to classifiers, even if other models could do them in their way.
+    Rankings go to rerankers and labels to classifiers, even if other models support these tasks, too.
 
     Args:
-        task: Of the request.
-        engines: All that are served.
-        narrowed: What else the request asks of a model. None: nothing.
+        task: Task of the request.
+        engines: All engines of the server.
+        narrowed: Further requirements of the request. None: it has none.
 
     Raises:
-        HttpError: No model can do it.
-        InvalidInput: Several can, and nothing tells which is meant.
+        HttpError: No model supports the task.
+        InvalidInput: Several models support it, and none is preferred.
     """
     can = [engine for engine in engines if task.able(engine.card) and (narrowed is None or narrowed.able(engine.card))]
     prefers = task.meant if narrowed is None else narrowed.meant
@@ -48,10 +48,10 @@ def pick(task: Task, engines: Sequence[Engine], narrowed: Narrowed | None = None
 
 
 def check_able(task: Task, engine: Engine, engines: Sequence[Engine]) -> None:
-    """Refuse a task that the model which was asked for cannot do.
+    """Reject a task that the named model does not support.
 
     Raises:
-        Unsupported: Says what it can do, and what others can.
+        Unsupported: The model does not support it; the message lists what the served models can do.
     """
     if not task.able(engine.card):
         message = f"The model does not support {task.name} API: `{engine.card.name}` gives no {task.gives}"
@@ -59,17 +59,17 @@ def check_able(task: Task, engine: Engine, engines: Sequence[Engine]) -> None:
 
 
 def no_model(task: Task, engines: Sequence[Engine]) -> HttpError:
-    """The rejection of a task that no served model can do: there is no such route on this server."""
+    """Return the error for a task that no served model supports: 404, as for a route that does not exist."""
     return HttpError(status.NO_ROUTE, f"No served model gives {task.gives}; served: {served(engines)}")
 
 
 def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:
-    """The problem of a path that is no route.
+    """Return the problem of a path that is not a route.
 
     Args:
-        method: Of the request.
-        path: As it was sent.
-        routes: That there are.
+        method: Method of the request.
+        path: Path of the request as sent.
+        routes: Paths of all routes, for suggestions.
     """
     near = get_close_matches(path[:64], routes, n=2, cutoff=0.7)
     nearest = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -78,12 +78,12 @@ def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:
 
 
 def served(engines: Sequence[Engine]) -> str:
-    """The served models, each with what it can do."""
+    """List the served models, each with its abilities."""
     return _named([f"{engine.card.name} ({', '.join(abilities(engine.card))})" for engine in engines])
 
 
 def abilities(card: ModelCard) -> Sequence[str]:
-    """What a model can do, in the words of `/pooling`, and `score`."""
+    """Return the abilities of a model: the names of its tasks in `/pooling`, and `score`."""
     found = list(dict.fromkeys(TASKS[output] for output in card.outputs))
     return found if card.scoring is None else [*found, "score"]
 

@@ -1,4 +1,4 @@
-"""Where requests find the engine, or learn why there is none: the server answers before the model is loaded."""
+"""Registry of loaded engines, which also has the reason while requests are not accepted."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from staged_pool.runtime.statistics import EngineStatistics
 from staged_pool.stages.errors import EngineStopped, UnknownModel, shortened
 
 RETRY_AFTER_S = 5.0
-"""For requests that come while the server starts or drains. Loading takes seconds, and so does a new process."""
+"""Seconds until a retry of a request that arrives while the server starts or drains."""
 
 
 class EngineRegistry:
-    """Opens once, when the engines are up, and closes once. Belongs to the event loop of the server."""
+    """Engines of one server: opened once, when they are loaded, and closed once.
+
+    It belongs to the event loop of the server.
+    """
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._closed_for = "loading the model"
         self.leaving = False
-        """The server drains: clients should not send on the connections that they have."""
+        """True once the server drains: clients should open new connections elsewhere."""
 
     def open(self, *engines: Engine) -> None:
-        """Let requests in, to at least one engine. The first is the one that requests without a model's name go to,
-        if it can do their task."""
+        """Accept requests from now on, for these engines, at least one. The first one is the default."""
         self._engines = {engine.card.name: engine for engine in engines}
         if not self.leaving:
             self._closed_for = ""
 
     def close(self, reason: str) -> None:
-        """Let no more requests in. Those that are inside are not touched."""
+        """Reject new requests from now on, with this reason; requests inside continue."""
         self._closed_for = reason
         self.leaving = True
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """Whether or not they take requests; empty until they are loaded."""
+        """All engines, including those that accept no requests; empty until they are loaded."""
         return tuple(self._engines.values())
 
     @property
     def not_ready(self) -> str:
-        """Why requests are not taken; empty while they are. With several models, one that takes none is named."""
+        """Reason why requests are not accepted; empty while they are. With several models it names the model."""
         return self.obstruction()
 
     def obstruction(self, name: str | None = None) -> str:
-        """As `not_ready`, of the model of this name alone; None: of all."""
+        """Return the reason as in `not_ready`, for one model, or for all models with None."""
         if self._closed_for:
             return self._closed_for
         several = len(self._engines) > 1 and name is None
@@ -54,26 +56,26 @@ class EngineRegistry:
         return ""
 
     def enter(self, name: str | None = None) -> Engine:
-        """The engine of a model, for one request.
+        """Return the engine of a model, for one request.
 
         Args:
-            name: As the request has it. None and "": the first engine.
+            name: Name of the model in the request. None and "": the first engine.
 
         Raises:
-            EngineStopped: Requests are not taken; says why.
+            EngineStopped: Requests are not accepted; the message has the reason.
             UnknownModel: No model has this name.
         """
         if self._closed_for:
-            raise EngineStopped(f"The server takes no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
+            raise EngineStopped(f"The server accepts no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
         engine = self._engines.get(name) if name else next(iter(self._engines.values()))
         if engine is None:
             raise self.unknown(name or "")
         if fault := engine.fault:
-            raise EngineStopped(f"The server takes no requests: {fault}", retry_after_s=RETRY_AFTER_S)
+            raise EngineStopped(f"The server accepts no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine
 
     def listed(self, name: str | None) -> Sequence[Engine]:
-        """The engines that a request asks about: the one of the model that it names, or all.
+        """Return the engine of the named model, or all engines if the request names none.
 
         Raises:
             EngineStopped: See `enter`.
@@ -83,14 +85,14 @@ class EngineRegistry:
         return self.engines if name is None else (engine,)
 
     def knows(self, name: str) -> bool:
-        """A model has this name, or may have it: which there are is not known while they load."""
+        """Tell if a model may have this name: any name may exist until the models are loaded."""
         return name in self._engines or not self._engines
 
     def unknown(self, name: str) -> UnknownModel:
-        """The rejection of a request for a model that is not served."""
+        """Return the error for a model that is not served."""
         message = f"The model `{shortened(name)}` does not exist. Served: {', '.join(self._engines)}"
         return UnknownModel(message, param="model")
 
     def statistics(self) -> Mapping[str, EngineStatistics]:
-        """A snapshot of each engine, by its model's name; empty until they are loaded."""
+        """Return a snapshot of each engine by its model's name; empty until they are loaded."""
         return {name: engine.statistics() for name, engine in self._engines.items()}

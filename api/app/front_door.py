@@ -1,7 +1,7 @@
-"""The one place that decides what becomes of a request: rejected, told that the server is alive, or let in.
+"""Front door: decides for each request to reject, to answer at once, or to let in.
 
-Both paths ask it: the fast one, and the general one through Hypercorn. It is asked twice. Before the body is read, the
-headers alone decide who may ask at all. When the body is here, its size and what it shows decide if there is room.
+Both the fast and the general path call it, twice for each request. Before the body is read, it checks the key and the
+limits by the headers alone. Once the body is here, it checks if the engine has room for a request of its size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.app.call import ENGINE, Answer, priority_of
 from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.api.app.routes import TASKS, answer_alive
+from staged_pool.api.app.operation_routes import answer_alive
+from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.asgi import Scope
 from staged_pool.api.cors import is_preflight
 from staged_pool.api.keys import TENANT, Keys
@@ -27,11 +28,11 @@ class FrontDoor:
     """Decides about the requests of one server.
 
     Args:
-        registry: Leads to the engines.
-        limits: Of the server.
-        keys: Who may ask.
-        addresses: Which route and model a target names.
-        alive: Method and path of the routes that only say that the server is alive.
+        registry: The engines.
+        limits: Limits of the server.
+        keys: API keys of the server.
+        addresses: Finds the route and the model in a target.
+        alive: Method and path of the liveness probes.
     """
 
     def __init__(
@@ -49,22 +50,22 @@ class FrontDoor:
         self._alive = alive
 
     def reject(self, scope: Scope) -> Problem | None:
-        """Decide by the headers, before the body is read: the problem that keeps a request out; None if none does."""
+        """Decide by the headers, before the body is read. Return the problem of a rejected request, or None."""
         self._addresses.place(scope)
         if not (self.limits.config.cors_origins and is_preflight(scope)):
             problem = self._keys.admit(scope)
             if problem is not None:
                 return problem
-        if is_open(scope):  # probes depend on nothing
+        if is_open(scope):  # probes are subject to no limit
             return None
         return self.limits.too_many_connections(scope) or self.limits.too_many(scope)
 
     def decide(self, scope: Scope, body: Body) -> Problem | Answer | None:
-        """Decide about a request that is here, and was not rejected.
+        """Decide about a complete request that `reject` has not rejected.
 
         Returns:
-            The problem that it is rejected with; the answer to whoever asks if the server is alive; or None: it enters,
-            and its scope has the engine under `ENGINE` if only one can be meant.
+            The problem of a rejected request, or the answer to a liveness probe. None: the request enters, and its
+            scope has the engine under `ENGINE` if only one is possible.
         """
         asked = scope["method"], scope["path"]
         if asked in self._alive:
@@ -73,18 +74,18 @@ class FrontDoor:
         if engine is None:
             return None
         task = TASKS[scope["path"]]
-        if task.model_of is None:  # else the body names its model in a way of its own
+        if task.model_of is None:  # otherwise the body names its model in the dialect's own way
             scope[ENGINE] = engine
         if not body or not engine.expects_rejections:
             return None
         headers = dict(scope["headers"])
-        priority = priority_of(headers) or Priority.INTERACTIVE  # one that is none is rejected inside
+        priority = priority_of(headers) or Priority.INTERACTIVE  # an invalid priority is rejected later
         images = task.shown_images(engine.card, body, headers.get(b"content-type", b""))
         overloaded = engine.overload(len(body), priority=priority, tenant=scope.get(TENANT), images=images)
         return None if overloaded is None else status.problem(overloaded)
 
     def _engine(self, scope: Scope) -> Engine | None:
-        """Find the only engine that a task may mean; None where the body or its handler decides."""
+        """Return the only possible engine of a task; None if its body or its handler decides."""
         engines = self._registry.engines
         if len(engines) != 1 or scope["method"] != "POST" or self._registry.not_ready:
             return None

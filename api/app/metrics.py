@@ -1,4 +1,4 @@
-"""The numbers of the server in Prometheus' text format. Reading them touches no stage."""
+"""Metrics of the server in Prometheus' text format, read without touching a stage."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _BOUNDS: Final = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class ServerMetrics:
-    """One server's numbers, in a registry of their own, so that several servers can live in one process.
+    """Metrics of one server, in a registry of their own: a process may run several servers.
 
     Args:
-        statistics: A snapshot of each engine by its model's name; empty while there is none.
-        server_state: What the HTTP side holds.
+        statistics: Returns a snapshot of each engine by its model's name; empty until they are loaded.
+        server_state: State of the HTTP server.
     """
 
     def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], server_state: ServerState) -> None:
@@ -45,23 +45,23 @@ class ServerMetrics:
         self._registry.register(self._finished)
 
     def observe(self, route: str, status: int, path_taken: str, seconds: float) -> None:
-        """Count one finished request. `route` must be one of a few: never a path as the client sent it."""
+        """Count one finished request. `route` must be a known route, never a client's path: labels must stay few."""
         self._finished.counts[route, status, path_taken] += 1
         self._finished.durations[route].observe(seconds)
 
     def text(self) -> bytes:
-        """All numbers now, in the content type `CONTENT_TYPE`."""
+        """Return all metrics as of now, in the content type `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
 
 class _Finished(Collector):
-    """Finished requests. Counted here because they belong to one thread: what locks takes several times as long."""
+    """Finished requests, counted without locks because one thread counts them."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, int, str]] = Counter()
-        """By route, status, and the path that the request took through the server."""
+        """Requests by route, status, and path through the server (fast, general)."""
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """By route."""
+        """Durations in seconds by route."""
 
     def collect(self) -> Iterator[Metric]:
         name = "staged_pool_http_requests"
@@ -81,7 +81,7 @@ class _Finished(Collector):
 
 
 class _EngineCollector(Collector):
-    """Turns the engines' snapshots into metric families each time it is asked; keeps nothing."""
+    """Converts the engines' snapshots to metric families on each scrape."""
 
     def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]]) -> None:
         self._statistics = statistics
@@ -98,7 +98,7 @@ class _EngineCollector(Collector):
         yield from families.values()
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # the names are known without asking an engine that may not be there
+        return ()  # Prometheus' client would otherwise collect at registration, before an engine is loaded
 
 
 class _HttpCollector(Collector):
@@ -240,7 +240,7 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
 
 
 def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
-    """The rate of hits is that of `hits` over that of both counters."""
+    """Yield the metrics of a cache; its hit ratio is hits / (hits + misses)."""
     yield _counter("image_cache_hits", "Images that had been prepared before", cache.hits)
     yield _counter("image_cache_misses", "Images that were prepared, or could not be", cache.misses)
     yield _gauge("image_cache_entries", "Prepared images that are kept", cache.entries)
@@ -249,7 +249,7 @@ def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
 
 
 def _result_cache_families(cache: ResultCacheStatistics) -> Iterator[Metric]:
-    """The rate of hits is that of `hits` over that of both counters."""
+    """Yield the metrics of a cache; its hit ratio is hits / (hits + misses)."""
     yield _counter("result_cache_hits", "Items that had been through the device before", cache.hits)
     yield _counter("result_cache_misses", "Items that had not, or whose results are kept no more", cache.misses)
     yield _gauge("result_cache_entries", "Results that are kept", cache.entries)

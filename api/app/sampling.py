@@ -1,4 +1,4 @@
-"""Log lines for a few of many events that are alike."""
+"""Sampling of repeated log events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Sample:
-    """Lets one event in a while through, and counts the others.
+    """Selects one event per period for the log, and counts the others.
 
     Args:
-        every_s: Seconds between two that are let through.
+        every_s: Seconds between two logged events.
     """
 
     def __init__(self, *, every_s: float) -> None:
@@ -18,7 +18,7 @@ class Sample:
         self._left_out = 0
 
     def count(self) -> int:
-        """Of an event that is let through, how many were left out since the last; -1 for one that is left out."""
+        """Return the number of events left out since the last logged one; -1: leave this one out."""
         if time.monotonic() < self._next_at:
             self._left_out += 1
             return -1

@@ -1,4 +1,4 @@
-"""What can be asked of the engine over HTTP: each path, what reads its body, and which models can do it."""
+"""Table of tasks: each path with the reader of its body and the models that support it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from staged_pool.api.app.call import Describe
+from staged_pool.api.app.call import ErrorFormat
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects import (
     classify,
@@ -38,46 +38,48 @@ _TEXTS: Final = re.compile(rb'"texts"\s*:')
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one path is for."""
+    """The task of one path."""
 
     name: str
-    """What a rejection calls it, in the words of vLLM."""
+    """Name in rejections, as in vLLM."""
     able: Callable[[ModelCard], bool]
-    """Whether a model can do it. A path that no served model can do is not there."""
+    """Tells if a model supports the task. A path that no served model supports is answered 404."""
     read: Read
     read_lines: ReadLines | None = None
-    """FileReads it where the answer is wanted line by line; None where it is not to be had."""
+    """Reads the body of a request for an answer line by line; None if the task cannot stream."""
     forms: bool = False
-    """Whether its body may be a form, with images as files."""
-    mark: Callable[[Body], Describe | None] | None = None
-    """Where several dialects share a path: the words in which the client of a body is told of a problem; None for the
-    usual ones. The body may be no JSON at all."""
+    """The body may be a form, with images as files."""
+    error_format_of: Callable[[Body], ErrorFormat | None] | None = None
+    """Returns the error format of a body's dialect, on a path that several dialects share; None for the usual one.
+
+    The body may be malformed JSON.
+    """
     any_type: bool = False
-    """Its body is JSON whatever its Content-Type says."""
-    at_once: Callable[[Body], bytes | None] | None = None
-    """The answer to a body that asks nothing of the model; None where it asks something."""
+    """The body is read as JSON, regardless of its Content-Type."""
+    immediate: Callable[[Body], bytes | None] | None = None
+    """Returns the answer to a body that needs no model; None if it needs one."""
     model_of: Callable[..., str | None] | None = None
-    """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
+    """Returns the model that a body names, from `body` and the `served` names. None: the field `model` names it."""
     output: str = ""
-    """What a model gives for it, for errors; empty: as `_OUTPUTS` has it for the name."""
+    """Name of the task's output in errors; empty: the one in `_OUTPUTS`."""
     only_images: bool = False
-    """Each of its inputs is an image."""
+    """Every input is an image."""
     narrow: Callable[[Body], pooling.Narrowed] | None = None
-    """FileReads from a body what else it asks of a model, where `able` is true of all."""
+    """Reads a body's further requirements of a model, if `able` is true of every model."""
 
     @property
     def gives(self) -> str:
-        """What a model that can do it gives."""
+        """Name of the task's output, for errors."""
         return self.output or _OUTPUTS.get(self.name, self.name)
 
     def shown_images(self, card: ModelCard, body: Body, content_type: bytes) -> int | None:
-        """Count the images that a body shows to a model of texts and images; None if it is not known."""
+        """Count the images in a body, for a model of texts and images; None if unknown."""
         if len(card.lanes) == 1:
-            return None  # all inputs are of one kind
+            return None  # the model has one kind of input
         return count_images(body, content_type, only_images=self.only_images)
 
     def meant(self, card: ModelCard) -> bool:
-        """The model was made for this task; others may be able to do it, too."""
+        """Tell if a model was made for this task, beyond being able to do it."""
         preferred = _PREFERRED.get(self.name)
         return preferred is None or preferred(card)
 
@@ -96,7 +98,7 @@ _OUTPUTS: Final[Mapping[str, str]] = {
     "Rerank (Score)": "scores",
     "Classification": "labels",
     "Token Classification": "labels of tokens",
-    "Pooling": "what `task` asks for",
+    "Pooling": "the output that `task` names",
 }
 _PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
     "Score": _is_reranker,
@@ -106,7 +108,7 @@ _PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
 
 
 def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
-    """Every path of a task.
+    """Return the tasks by path.
 
     Args:
         auto_truncate: See `ServerConfig`.
@@ -131,9 +133,9 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/embeddings": cutting,
         "/embeddings_image": replace(embeddings, read=of_images, read_lines=None, only_images=True),
         "/v1/multimodalembeddings": Task("Embeddings", _gives(Output.DENSE), voyage.read_multimodal),
-        "/api/embed": replace(ollamas, at_once=partial(ollama.answer_to_nothing, legacy=False)),
+        "/api/embed": replace(ollamas, immediate=partial(ollama.answer_to_nothing, legacy=False)),
         "/api/embeddings": replace(
-            ollamas, read=ollama.read_embeddings, at_once=partial(ollama.answer_to_nothing, legacy=True)
+            ollamas, read=ollama.read_embeddings, immediate=partial(ollama.answer_to_nothing, legacy=True)
         ),
         "/vectors": vector,
         "/vectors/": vector,
@@ -145,7 +147,9 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
-        "/rerank": replace(ranking, read=partial(read_rerank, version="1", kind="rerank"), mark=_dialect_of_ranking),
+        "/rerank": replace(
+            ranking, read=partial(read_rerank, version="1", kind="rerank"), error_format_of=_dialect_of_ranking
+        ),
         "/v1/rerank": ranking,
         "/v1/ranking": Task("Rerank (Score)", _scores, nim.read_ranking),
         "/v1/reranking": Task("Rerank (Score)", _scores, mixedbread.read_reranking),
@@ -169,8 +173,11 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     }
 
 
-def _dialect_of_ranking(body: Body) -> Describe | None:
-    """As `rerank.read_rerank` tells them apart; of a body that is no JSON, only the names of its fields count."""
+def _dialect_of_ranking(body: Body) -> ErrorFormat | None:
+    """Return the error format of a ranking's dialect, by the rule of `rerank.read_rerank`.
+
+    For malformed JSON, only the names of its fields count.
+    """
     texts, scores = _TEXTS.search(body) is not None, weaviate.is_scores(body)
     if not texts and not scores:
         return None
@@ -189,3 +196,7 @@ def _gives(output: Output) -> Callable[[ModelCard], bool]:
 
 def _scores(card: ModelCard) -> bool:
     return card.scoring is not None
+
+
+TASKS: Final = tasks(auto_truncate=True)
+"""All tasks by path. Each is a POST that goes through the stages."""

@@ -18,7 +18,8 @@ from staged_pool.api.app.dialects import TEI_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
-from staged_pool.api.app.routes import TASKS, Routes
+from staged_pool.api.app.routes import Routes
+from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.limits.server_state import ServerState

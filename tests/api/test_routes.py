@@ -19,7 +19,7 @@ import staged_pool
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.api.app.routes import TASKS
+from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.status import Problem
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard

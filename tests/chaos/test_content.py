@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.app.routes import TASKS
+from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.wire.dialects import classify, openai, pooling, rerank, score, tokens
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat, EmbedRequest

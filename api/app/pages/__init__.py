@@ -1,4 +1,4 @@
-"""The pages for people: static files that ask this server for what they show, and nobody else for anything."""
+"""Static pages for browsers, which load data from this server alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INLINE: Final = re.compile(rb"<(?P<tag>style|script)>(?P<text>.*?)</(?P=tag)>",
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. It holds nothing of the server, so that whoever has no key may have it."""
+    """One page. It has no data of the server, so it needs no key."""
 
     body: bytes
     headers: Headers
@@ -30,7 +30,7 @@ def _page(name: str) -> Page:
 
 
 def _policy(body: bytes) -> bytes:
-    """Only what stands in the page runs, and it talks to this server alone."""
+    """Return a content security policy: the page's own code, and connections to this server."""
     hashes: dict[bytes, list[bytes]] = {b"style": [], b"script": []}
     for inline in _INLINE.finditer(body):
         digest = base64.b64encode(hashlib.sha256(inline["text"]).digest())

@@ -1,0 +1,149 @@
+"""Routes of operation: health, models, statistics, metrics, caches, and the description of the API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import anyio.to_thread
+import msgspec
+
+from staged_pool import __version__
+from staged_pool.api.addresses import ONE_MODEL
+from staged_pool.api.app.call import Answer, Call, Handler
+from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
+from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
+from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.tasks import TASKS
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.openapi.document import document
+from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.dialects import infinity, openai, tei_tokens
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.stages.offload import ThreadOffload
+
+_VERSION: Final = dump({"version": __version__})
+
+
+class OperationRoutes:
+    """Handlers of routes about the server and its models.
+
+    Args:
+        registry: The engines.
+        metrics: Metrics of the server.
+        config: Settings of the server, for descriptions of it.
+        readers: Makes the description of the API in its thread.
+    """
+
+    def __init__(
+        self, registry: EngineRegistry, metrics: ServerMetrics, config: ServerConfig, readers: ThreadOffload
+    ) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._config = config
+        self._readers = readers
+        self._description: tuple[list[str], bytes] = ([], b"")
+        """The paths that `/openapi.json` describes, and the JSON."""
+        self._started = int(time.time())
+
+    def table(self) -> Mapping[str, Mapping[str, Handler]]:
+        """Return the handlers by path and method."""
+        return {
+            "/info": {"GET": self._info},
+            "/v1/models": {"GET": self._models},
+            ONE_MODEL: {"GET": self._one_model},
+            "/models": {"GET": self._models_with_load},
+            "/version": {"GET": _version},
+            "/health": {"GET": alive},
+            "/ping": {"GET": alive, "POST": alive},
+            "/ready": {"GET": self._ready},
+            "/load": {"GET": self._load},
+            "/metrics": {"GET": self._metrics_text},
+            "/stages": {"GET": self._stages},
+            "/flush_cache": {"POST": self._flush_cache},
+            "/reset_mm_cache": {"POST": self._reset_mm_cache},
+            "/openapi.json": {"GET": self._openapi},
+        }
+
+    async def _info(self, call: Call) -> Answer:
+        engine = self._registry.enter(call.named_model)
+        return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._config.auto_truncate))
+
+    async def _models(self, call: Call) -> Answer:
+        cards = [engine.card for engine in self._registry.listed(call.named_model)]
+        return Answer(openai.encode_models(cards, created=self._started))
+
+    async def _one_model(self, call: Call) -> Answer:
+        card = self._registry.enter(call.named_model).card
+        return Answer(dump(openai.model_object(card, created=self._started)))
+
+    async def _models_with_load(self, call: Call) -> Answer:
+        models = [(engine.card, engine.statistics()) for engine in self._registry.listed(call.named_model)]
+        return Answer(infinity.encode_models(models, created=self._started))
+
+    async def _ready(self, call: Call) -> Answer:
+        if reason := self._registry.obstruction(call.named_model):
+            retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
+            return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
+        return Answer(
+            msgspec.json.encode(
+                {"ready": True, "models": [engine.card for engine in self._registry.listed(call.named_model)]}
+            )
+        )
+
+    async def _load(self, call: Call) -> Answer:
+        inside = sum(statistics.admission.requests for statistics in self._registry.statistics().values())
+        return Answer(dump({"server_load": inside}))
+
+    async def _metrics_text(self, call: Call) -> Answer:
+        return Answer(self._metrics.text(), content_type=METRICS_TYPE)
+
+    async def _stages(self, call: Call) -> Answer:
+        self._loaded(call)
+        return Answer(msgspec.json.encode({"models": self._registry.statistics()}))
+
+    async def _flush_cache(self, call: Call) -> Answer:
+        for engine in self._loaded(call):
+            engine.clear_image_cache()
+            engine.clear_result_cache()
+        return Answer()
+
+    async def _reset_mm_cache(self, call: Call) -> Answer:
+        for engine in self._loaded(call):
+            engine.clear_image_cache()
+        return Answer()
+
+    def _loaded(self, call: Call) -> Sequence[Engine]:
+        """Return the engine that the path names, or all engines, even those without service.
+
+        Raises:
+            EngineStopped: No engine is loaded yet.
+        """
+        if not (engines := self._registry.engines):
+            self._registry.enter()  # raises with the reason
+        return [engine for engine in engines if call.named_model in (None, engine.card.name)]
+
+    async def _openapi(self, call: Call) -> Answer:
+        self._registry.enter()  # the routes depend on the models
+        cards = [engine.card for engine in self._registry.engines]
+        paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
+        if self._description[0] != paths:
+            made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers.limiter)
+            self._description = paths, made
+        return Answer(self._description[1])
+
+
+async def alive(call: Call) -> Answer:
+    """Answer a liveness probe."""
+    return answer_alive()
+
+
+def answer_alive() -> Answer:
+    """Return the answer to a liveness probe: seconds since 1970, which Infinity's client reads."""
+    return Answer(b'{"unix":%.3f}' % time.time())
+
+
+async def _version(call: Call) -> Answer:
+    return Answer(_VERSION)
