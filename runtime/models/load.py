@@ -40,7 +40,7 @@ from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default
 from staged_pool.runtime.models.model_card import build_card, log_card
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
-from staged_pool.runtime.models.tokenizing.input_roles import with_written_markers
+from staged_pool.runtime.models.tokenizing.input_roles import unknown_markers_to_prompts
 from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
@@ -165,7 +165,7 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
     source = load_tokenizer(folder, own_code=config.trust_remote_code)
     for note in source.notes:
         log.info("model.tokenizer", model=found.name, note=note)
-    folder = with_written_markers(folder, source.backend)
+    folder = unknown_markers_to_prompts(folder, source.backend)
     check_answers(folder.heads, source.backend)
     return folder, source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
+from staged_pool.runtime.models.tokenizing.limits import MAX_CHARACTERS
 from tests.hostile.bodies import SHAPES, TEXTS, attack, chosen, described, serving
 
 SIZE = 2**20
@@ -15,7 +15,7 @@ HEALTH_S = 1.0
 GROWN_BYTES = 128 * 2**20
 """Beside a body of 1 MiB: heaps of earlier ones may be part of it."""
 
-TOKENIZED_BYTES = 400 * MOST_CHARACTERS
+TOKENIZED_BYTES = 400 * MAX_CHARACTERS
 """A text that is as long as one may be: a tokenizer takes so much for it, once for each thread."""
 
 

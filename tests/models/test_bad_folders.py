@@ -175,7 +175,7 @@ WRONG_SETTINGS: dict[str, tuple[Change, str]] = {
     "an unknown function": (edit("config.json", hidden_act="nope"), "FOLDER: the transformer cannot be loaded: "),
     "no room for a text": (
         write_object("sentence_bert_config.json", {"max_seq_length": 2}),
-        "the model takes 2 tokens, which its special tokens alone fill",
+        "the model takes 2 tokens, which its special tokens fill already",
     ),
     "a length of 0": (
         write_object("sentence_bert_config.json", {"max_seq_length": 0}),

@@ -189,15 +189,15 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "siglip-masked",
             edit("tokenizer_config.json", padding_side="left"),
-            "tokenizer_config.json: padding_side='left' with an attention_mask is not supported for a model whose "
-            "texts are filled up",
+            "tokenizer_config.json: padding_side='left' with an attention_mask is not supported for a model that "
+            "needs padded texts",
             id="padding that is hidden before a text",
         ),
         pytest.param(
             "siglip",
             edit("tokenizer_config.json", tokenizer_class="SiglipTokenizer"),
-            "tokenizer.json: does not lowercase texts, leave out punctuation and join blanks, as SiglipTokenizer does, "
-            "which is in Python and not run",
+            "tokenizer.json: does not lowercase texts, remove punctuation and join spaces, as SiglipTokenizer does, "
+            "whose Python code is not run",
             id="not canonical",
         ),
     ],

@@ -88,12 +88,12 @@ def test_many_threads_render_at_once(both: tuple[Any, Any]) -> None:
         (
             Chat(MESSAGES, template_arguments={"strict": True}),
             "messages",
-            "The model's chat template does not take these messages and arguments.",
+            "The model's chat template does not accept these messages and arguments.",
         ),
         (
             Chat(({"role": "user", "content": None},), continue_final_message=True),
             "messages",
-            "The model's chat template does not take these messages and arguments.",
+            "The model's chat template does not accept these messages and arguments.",
         ),
         (
             Chat(MESSAGES, template_arguments={"chat_template": "{{ 1 }}"}),
@@ -103,7 +103,7 @@ def test_many_threads_render_at_once(both: tuple[Any, Any]) -> None:
         (
             Chat(({"role": "user", "content": "\ud800"},)),
             "input",
-            "The input is not valid Unicode: it holds half of a surrogate pair.",
+            "The input is not valid Unicode: it has half of a surrogate pair.",
         ),
     ],
 )

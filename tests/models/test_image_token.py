@@ -69,7 +69,7 @@ def test_the_text_of_the_image_token_is_a_word_where_nothing_is_shown(model: Enc
     assert not sequence.images
     (sequence,) = sequences(model, EmbedRequest(inputs=(conversation("a <|image_pad|> b"),)))
     assert sequence.ids.count(IMAGE_TOKEN) == 1
-    with pytest.raises(InvalidInput, match="has 1 images, but the model's chat template makes 2 of it"):
+    with pytest.raises(InvalidInput, match="has 1 images, but the model's chat template writes 2 image tokens"):
         sequences(model, EmbedRequest(inputs=(conversation(Image(IMAGE), "a <|image_pad|> b"),)))
 
 
@@ -78,7 +78,7 @@ def test_the_text_of_the_image_token_is_a_word_where_nothing_is_shown(model: Enc
     [
         (
             5,
-            r"config.json: image_token_id=5 is '.*' in the tokenizer, of which the chat template, for one image, has 0",
+            r"config.json: image_token_id=5 is '.*' in the tokenizer, but the chat template, for one image, has 0",
         ),
         (-1, "config.json: image_token_id=-1 is no token of the"),
         (10**6, "config.json: image_token_id=1000000 is no token of the"),
@@ -100,7 +100,5 @@ def test_an_image_token_that_stands_around_pages_is_rejected(tiny_folder: TinyFo
     config = json.loads((folder / "config.json").read_text())
     config["vlm_config"]["image_token_index"] = config["vlm_config"]["image_token_id"] = 0  # <s>, before each page
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ConfigError, match="image_token_id=0 is '<s>' in the tokenizer, of which the text around an image"
-    ):
+    with pytest.raises(ConfigError, match="image_token_id=0 is '<s>' in the tokenizer, but the text around an image"):
         load_model(EngineConfig(model=str(folder), dtype="float32"))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.specs.model import RoleSettings
-from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, RoleSpec, resolve_roles, with_written_markers
+from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, RoleSpec, resolve_roles, unknown_markers_to_prompts
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
@@ -110,11 +110,11 @@ def test_a_marker_that_is_no_token_goes_before_the_prompt(tiny_folder: TinyFolde
         prompts={"query": "look for: ", "document": ""},
         roles={"query": RoleSettings(marker="[Q] "), "document": RoleSettings(marker="[unused1]")},
     )
-    found = with_written_markers(folder, tokenizer)
+    found = unknown_markers_to_prompts(folder, tokenizer)
     assert found.prompts == {"query": "[Q] look for: ", "document": ""}
     assert found.default_prompt == ""
     assert (found.roles["query"].marker, found.roles["document"].marker) == ("", "[unused1]")
-    assert with_written_markers(found, tokenizer) is found
+    assert unknown_markers_to_prompts(found, tokenizer) is found
 
 
 def test_a_skipped_word_that_the_vocabulary_lacks_does_not_skip_unknown_tokens() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from staged_pool.runtime.model import ModelInput
-from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
-from staged_pool.runtime.models.tokenizing.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
-from staged_pool.runtime.models.tokenizing.shared_tokenizer import PORTION, SharedTokenizer
+from staged_pool.runtime.models.tokenizing.limits import MAX_CHARACTERS
+from staged_pool.runtime.models.tokenizing.long_texts import CUT_PLACE, EXPRESSIONS, can_cut, encode_beginnings
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import CALL_CHARACTERS, SharedTokenizer
 from staged_pool.runtime.requests import Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from tests.models.conftest import TinyFolder
@@ -79,7 +79,7 @@ def assert_same_beginning(tokenizer: Tokenizer, text: str, wanted: int) -> None:
     whole = call([text])[0]
     (beginning,) = encode_beginnings(call, [text], [wanted])
     assert len(beginning.ids) >= min(wanted, len(whole.ids))
-    places = [found.start() for found in CUT.finditer(text)]
+    places = [found.start() for found in CUT_PLACE.finditer(text)]
     for encoding in [beginning, *call([text[:place] for place in places])]:
         for name in ("ids", "tokens", "offsets", "word_ids"):
             assert getattr(encoding, name) == getattr(whole, name)[: len(encoding.ids)]
@@ -213,11 +213,11 @@ def test_a_long_text_is_not_read_to_its_end(tokenizer: Tokenizer) -> None:
 
 def test_a_text_that_cannot_be_cut_and_is_too_long_is_not_tokenized(tokenizer: Tokenizer) -> None:
     shared = SharedTokenizer(tokenizer)
-    with pytest.raises(InvalidInput, match=f"A text has {MOST_CHARACTERS + 1} characters; at most {MOST_CHARACTERS} "):
-        shared.encode(["," * (MOST_CHARACTERS + 1)], [64])
+    with pytest.raises(InvalidInput, match=f"A text has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS} "):
+        shared.encode(["," * (MAX_CHARACTERS + 1)], [64])
     with pytest.raises(InvalidInput, match="Please send its beginning"):
-        shared.encode(["a few words " * MOST_CHARACTERS], None)
-    (encoding,) = shared.encode(["a few words " * MOST_CHARACTERS], [64])
+        shared.encode(["a few words " * MAX_CHARACTERS], None)
+    (encoding,) = shared.encode(["a few words " * MAX_CHARACTERS], [64])
     assert 64 <= len(encoding.ids) < 1000
 
 
@@ -233,7 +233,10 @@ def test_a_long_text_that_is_not_to_be_cut_is_read_as_far_as_that_shows(tiny_fol
 
 def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedTokenizer(tokenizer)
-    texts = [" ".join([word] * (PORTION // 10)) for word in ("a", "few", "words", "many", "more")] + ["short", ""]
+    texts = [" ".join([word] * (CALL_CHARACTERS // 10)) for word in ("a", "few", "words", "many", "more")] + [
+        "short",
+        "",
+    ]
     expected = [encoding.ids for encoding in shared.encode(texts)]
     asked: list[int] = []
     encode = shared.encode
@@ -245,7 +248,7 @@ def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeyp
     monkeypatch.setattr(shared, "encode", counted)
     assert shared.encode_ids(texts) == expected
     assert len(asked) > 2
-    assert max(asked) <= PORTION
+    assert max(asked) <= CALL_CHARACTERS
     assert shared.encode_ids([]) == []
 
 
@@ -261,7 +264,7 @@ def test_one_long_text_is_tokenized_at_a_time_whatever_the_number_of_threads(tok
         def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
             inside.append(texts[0])
             together.append(len(inside))
-            if len(texts[0]) <= PORTION:
+            if len(texts[0]) <= CALL_CHARACTERS:
                 two_short.wait()  # both are in it, or the test fails
             inside.remove(texts[0])
             return []
@@ -277,5 +280,5 @@ def test_one_long_text_is_tokenized_at_a_time_whatever_the_number_of_threads(tok
             thread.join()
 
     run("short", "other")
-    run(*(letter * (PORTION + 1) for letter in "abcd"))
+    run(*(letter * (CALL_CHARACTERS + 1) for letter in "abcd"))
     assert together == [1, 1, 1, 1]

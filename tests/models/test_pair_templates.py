@@ -200,7 +200,7 @@ def test_a_pair_that_is_too_long_is_refused_in_words(tiny_folder: TinyFolder) ->
     [
         ({"pair_template": PairTemplate(text="{query}")}, "one field {document}, has 0"),
         ({"pair_template": PairTemplate(text="{query} {query} {document}")}, "one field {query}, has 2"),
-        ({"pair_template": PairTemplate(text="{instruction} {query} {document}")}, "none to fill it with"),
+        ({"pair_template": PairTemplate(text="{instruction} {query} {document}")}, "there is no default instruction"),
         ({"chat_template": None}, "its tokenizer has none"),
         ({"chat_template": "{{ messages[0].content }}"}, "0 places for a document"),
         ({"chat_template": "{{ messages[0].content * 2 }}{{ messages[1].content }}"}, "2 places for a query"),

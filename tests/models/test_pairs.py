@@ -165,7 +165,11 @@ def test_a_pair_that_cannot_be_used_is_refused_in_words(
 
 @pytest.mark.parametrize(
     ("template", "message"),
-    [("[CLS] $B [SEP] $A", "more with a pair"), ("[CLS]:1 $A [SEP] $B:1", "types"), ("$A $B:1 [SEP]", "types")],
+    [
+        ("[CLS] $B [SEP] $A", "the same special tokens around and between"),
+        ("[CLS]:1 $A [SEP] $B:1", "types"),
+        ("$A $B:1 [SEP]", "types"),
+    ],
 )
 def test_a_pair_template_that_is_not_understood_refuses_pairs_only(
     template: str, message: str, tiny_folder: TinyFolder

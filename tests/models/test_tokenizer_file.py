@@ -100,7 +100,7 @@ def test_truncation_and_padding_in_the_file_neither_cut_nor_fill(name: str, tmp_
         ("Llama as GPT-2", "GPT2Tokenizer of transformers tokenizes numbers differently"),
         ("XLM-R", "blanks, line ends, CJK, emoji"),
         ("BERT, cased and said to be lower", "do_lower_case=true, but tokenizer.json does not, which is followed"),
-        ("Llama without the first token", "add_bos_token=false, but tokenizer.json puts '<s>' before texts"),
+        ("Llama without the first token", "add_bos_token=false, but tokenizer.json adds '<s>' before texts"),
     ],
 )
 def test_what_differs_is_said(name: str, kinds: str, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_first_and_the_last_token_are_added_where_they_are_missing(
     assert ours.tokenize("some text", add_special_tokens=True).ids == ids
     assert read(ours, TextInput("some text", add_special_tokens=False)).ids == ids[first : len(ids) - last]
     changed = [("bos" in asked and not single.startswith("<s>")), ("eos" in asked and not single.endswith("</s>"))]
-    assert sum("is put" in note for note in source.notes) == sum(changed)
+    assert sum("is added" in note for note in source.notes) == sum(changed)
 
 
 def test_each_text_of_a_pair_ends_with_the_token_that_is_added(tmp_path: Path) -> None:
@@ -168,14 +168,14 @@ def test_each_text_of_a_pair_ends_with_the_token_that_is_added(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"add_eos_token": True, "eos_token": "<end>"}, "eos_token names no token of the vocabulary: '<end>'"),
+        ({"add_eos_token": True, "eos_token": "<end>"}, "eos_token is not in the vocabulary: '<end>'"),
         ({"add_eos_token": "yes"}, "add_eos_token='yes' must be of type bool"),
         ({"truncation_side": "middle"}, "truncation_side='middle' must be 'left' or 'right'"),
         ({"padding_side": "up"}, "padding_side='up' must be 'left' or 'right'"),
         ({"model_max_length": "512"}, "model_max_length='512' must be a number"),
         ({"fast_tokenizer_files": ["tokenizer.4.0.json"]}, "keep one tokenizer.json"),
-        ({"fix_mistral_regex": True}, "fix_mistral_regex=true asks for another pre-tokenizer"),
-        ({"added_tokens_decoder": {"5": 7}}, "added_tokens_decoder: '5': 7 is not a token and its id"),
+        ({"fix_mistral_regex": True}, "fix_mistral_regex=true needs another pre-tokenizer"),
+        ({"added_tokens_decoder": {"5": 7}}, "added_tokens_decoder: '5': 7 is not a token with its id"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_rejected_by_name(
@@ -192,7 +192,7 @@ def test_a_post_processor_without_a_place_for_the_token_is_rejected(tmp_path: Pa
     tokenizer = unigram()
     tokenizer.post_processor = processors.RobertaProcessing(("<s>", 0), ("<s>", 0))
     folder = write_tokenizer(tmp_path / "model", tokenizer, "llama", **FAST, **LLAMA, add_eos_token=True)
-    with pytest.raises(ConfigError, match="set by RobertaProcessing, which has no place for '</s>'"):
+    with pytest.raises(ConfigError, match="come from RobertaProcessing, to which '</s>' cannot be added"):
         load(folder)
 
 
@@ -320,8 +320,8 @@ def test_a_token_of_the_vocabulary_that_is_named_as_special_is_one_token(tmp_pat
 def test_a_setting_that_nobody_knows_is_said(tmp_path: Path) -> None:
     settings = {**LLAMA, "blanks_become": "dots", "never_split": ["ab"], "legacy": True, "use_fast": True}
     notes = load(write_tokenizer(tmp_path / "model", bytes_bpe(), "llama", **FAST, **settings)).notes
-    assert any("blanks_become is not known here" in note for note in notes)
-    assert any("never_split=['ab']: what is done is what tokenizer.json says" in note for note in notes)
+    assert any("blanks_become is not known, and is ignored" in note for note in notes)
+    assert any("never_split=['ab'] is ignored: tokenizer.json is followed" in note for note in notes)
     assert len(notes) == 2
 
 

@@ -35,7 +35,7 @@ _PRETRAINING_HEADS: Final = re.compile(
     r"|discriminator_predictions|generator_predictions|generator_lm_head|vocab_transform|vocab_layer_norm"
     r"|vocab_projector|entity_predictions|splinter_qass|decoder|head\.(dense|norm))(\.|$)|^final_logits_bias$"
 )
-"""Pretraining heads (masked and causal language modelling), and the decoder behind an encoder."""
+"""Pretraining heads (masked and causal language modelling), and the decoder after an encoder."""
 
 _NEXT_SENTENCE: Final = re.compile(r"^cls\.seq_relationship\.")
 """BERT's next sentence head, saved beside the masked language modelling head."""
@@ -120,5 +120,5 @@ def _part(name: str, base: PreTrainedModel) -> str:
 
 
 def _sample(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    first = ", ".join(names[:3])
+    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"

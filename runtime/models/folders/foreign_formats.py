@@ -133,7 +133,7 @@ def _check_config(config: JsonFile) -> None:
 
 
 def _foreign_library(path: Path) -> str | None:
-    """The reason why a folder without `config.json` is not supported; None if nothing tells."""
+    """The reason why a folder without `config.json` is not supported; None if it is unknown."""
     adapter = JsonFile.read(path / "adapter_config.json", root=path)
     if adapter is not None:
         base = adapter.content.get("base_model_name_or_path") or "its base model"

@@ -236,8 +236,8 @@ def find_family(
         ("its model card says", lambda family: any(text in card for text in family.in_card)),
         ("its name alone says", lambda family: family.names.search(names) is not None),
     )
-    for evidence, tells in tests:
-        found = [family for family in FAMILIES if tells(family)]
+    for evidence, matches in tests:
+        found = [family for family in FAMILIES if matches(family)]
         if len(found) > 1:
             both = " and ".join(family.name for family in found)
             raise ConfigError(

@@ -31,16 +31,16 @@ def read_max_seq_length(file: JsonFile) -> int | None:
     for field in ("query_length", "document_length", "query_expansion"):
         if file.content.get(field) is not None:
             raise ConfigError(f"{file.name}: {field} is not supported for a model with one vector per text")
-    wanted = file.positive("max_seq_length")
+    longest = file.positive("max_seq_length")
     for kind, names in _ARGUMENTS.items():
         for name in names:
             given = JsonFile(f"{file.name}: {name}", file.get(name, dict, {}))
             if kind == "processor":
-                wanted = given.positive("model_max_length") or wanted
+                longest = given.positive("model_max_length") or longest
             known = _IGNORED | ({"model_max_length"} if kind == "processor" else set())
             if unknown := sorted(set(given.content) - known):
                 raise ConfigError(f"{given.name}: {unknown[0]} is not supported")
-    return wanted
+    return longest
 
 
 def check_modalities(file: JsonFile, *, output: str) -> None:

@@ -17,7 +17,7 @@ from staged_pool.runtime.models.folders.common_files import read_body_config, re
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ImageSpec, ModelFolder, MultiVectorSpec, RoleSettings
-from staged_pool.runtime.models.tokenizing.chat import without_marks
+from staged_pool.runtime.models.tokenizing.chat import without_special_tokens
 from staged_pool.stages.errors import ConfigError
 
 VISION_CHAT_MODELS: Final[Mapping[str, str]] = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
@@ -77,7 +77,7 @@ def read_page_folder(path: Path) -> ModelFolder:
     padding = read_special_token(path, "pad_token", root=path)
     if padding is None:
         raise ConfigError("tokenizer_config.json: pad_token is missing, but it must follow every query")
-    behind = padding * _EXPANSIONS + "\n"
+    suffix = padding * _EXPANSIONS + "\n"
     if class_name(config) == "ColQwen2ForRetrieval":
         page = processor.get("visual_prompt_prefix", str, None) or _QWEN_PAGE
         if page.count(_IMAGE) != 1:
@@ -89,7 +89,7 @@ def read_page_folder(path: Path) -> ModelFolder:
         page = processor.get("visual_prompt_prefix", str, None) or "Describe the image."
         around, prefix = ("", f"{first}{page}\n"), "Question: "
     roles: dict[Role, RoleSettings] = {
-        "query": RoleSettings(frame=(first, behind)),
+        "query": RoleSettings(frame=(first, suffix)),
         "document": RoleSettings(frame=(first, "")),
     }
     return ModelFolder(
@@ -111,5 +111,5 @@ def _ignored_texts(page: str) -> tuple[str, ...]:
 
     vLLM's examples send the latter.
     """
-    behind = page.partition(_IMAGE)[2] or page
-    return tuple(dict.fromkeys(without_marks(part) for part in (behind, page)))
+    suffix = page.partition(_IMAGE)[2] or page
+    return tuple(dict.fromkeys(without_special_tokens(part) for part in (suffix, page)))

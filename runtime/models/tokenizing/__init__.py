@@ -1,1 +1,1 @@
-"""From texts, pairs and conversations to token ids, in many threads at once."""
+"""Tokenization of texts, pairs and conversations, in many threads at once."""

@@ -1,6 +1,6 @@
-"""Make one text of a conversation, with the chat template that came with the tokenizer.
+"""Chat templates, which render a conversation as one text.
 
-Templates are jinja, and run in transformers' own sandbox. Compiled ones are kept there, and may be rendered in several
+Templates are Jinja and run in transformers' sandbox, which caches compiled templates. They may be rendered in several
 threads at once.
 """
 
@@ -26,49 +26,50 @@ _RESERVED: Final = frozenset(
         "return_assistant_tokens_mask",
     }
 )
-"""Names that are not a caller's to set."""
+"""Template arguments that a caller may not set."""
 
 _MARK: Final = re.compile(r"<[^<>\s]{1,64}>")
 """A special token, as tokenizers spell them."""
 
 
 def plain_text(chat: Chat) -> str:
-    """What a conversation says, for models that have no template: its messages without their roles.
+    """Join the texts of a conversation, without roles, for models without a chat template.
 
-    It is vLLM's fallback for models of one text or one image: contents one behind the other, parts in lines.
+    This is vLLM's fallback for models of one text or one image: contents are concatenated, and the parts of one content
+    are joined by line breaks.
     """
-    said = []
+    texts = []
     for message in chat.messages:
         content = message.get("content")
         parts = content if isinstance(content, tuple) else (content,)
-        said.append("\n".join(part for part in parts if isinstance(part, str)))
-    return "".join(said)
+        texts.append("\n".join(part for part in parts if isinstance(part, str)))
+    return "".join(texts)
 
 
-def without_marks(text: str) -> str:
-    """A text without special tokens such as `<|im_end|>`, and with single blanks for all white space."""
+def without_special_tokens(text: str) -> str:
+    """Remove special tokens such as `<|im_end|>`, and collapse white space to single spaces."""
     return " ".join(_MARK.sub(" ", text).split())
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A jinja template, and what it is given beside messages."""
+    """A Jinja chat template and its constant arguments."""
 
     source: str
     special_tokens: Mapping[str, object] = field(default_factory=dict)
-    """The text of each by its name, such as `bos_token`."""
-    sees: bool = False
-    """Whether it takes the content of a message in parts, as templates of models that are shown images do."""
+    """The text of each special token by its name, such as `bos_token`."""
+    takes_parts: bool = False
+    """True if a message's content may be a list of parts, as for vision-language models."""
 
     def chat(self, chat: Chat, prompt: str = "") -> str:
-        """A conversation as one text.
+        """Render a conversation as one text.
 
         Args:
-            chat: What was said.
-            prompt: Becomes a system message before it, as in sentence-transformers. Empty: nothing does.
+            chat: The conversation.
+            prompt: Text of a system message before it, as in sentence-transformers. Empty: no system message.
 
         Raises:
-            InvalidInput: The template does not take these messages or arguments.
+            InvalidInput: The template does not accept these messages or arguments.
         """
         if chat.add_generation_prompt and chat.continue_final_message:
             raise InvalidInput(
@@ -87,11 +88,11 @@ class ChatTemplate:
         )
 
     def _message(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        """With the parts of its content as templates know them; for those of models of texts, as one text."""
+        """Convert a content of several parts: to a list for `takes_parts`, else to one text if there is no image."""
         content = message.get("content")
         if not isinstance(content, tuple):
             return message
-        if not self.sees and all(isinstance(part, str) for part in content):
+        if not self.takes_parts and all(isinstance(part, str) for part in content):
             return {**message, "content": "\n".join(content)}
         parts = [{"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in content]
         return {**message, "content": parts}
@@ -104,12 +105,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         arguments: Mapping[str, object],
     ) -> str:
-        """Messages as one text, as `apply_chat_template` of transformers renders them.
+        """Render messages as one text, as `apply_chat_template` of transformers does.
 
         Raises:
-            InvalidInput: The template does not take them.
+            InvalidInput: The template does not accept them.
         """
-        # A field that is null is one that is not there: templates would spell it out.
+        # Fields with null are dropped, because templates would write them out as "None".
         present = [{name: value for name, value in message.items() if value is not None} for message in messages]
         given: dict[str, Any] = {**self.special_tokens, **arguments}
         try:
@@ -123,8 +124,8 @@ class ChatTemplate:
                 **given,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
-            # What was raised may repeat the messages, so it is neither shown nor kept as the cause.
-            message = "The model's chat template does not take these messages and arguments."
+            # The error may quote the messages, so it is neither reported nor kept as the cause.
+            message = "The model's chat template does not accept these messages and arguments."
             raise InvalidInput(message, param="messages") from None
         text: str = texts[0]
         return text

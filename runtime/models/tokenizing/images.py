@@ -1,7 +1,7 @@
-"""Turn images, and conversations that show some, into what the device reads: token ids with images at their places.
+"""Images and conversations with images, as token ids with repeated image tokens.
 
-A chat template writes one image token for an image, or the folder says what stands around one. The device puts many
-vectors there, so the token is repeated here as often as that.
+A chat template writes one image token per image, or the folder defines the text around an image. The device replaces
+image tokens by image vectors, so the token is repeated here once per vector.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar
 from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs.model import ImageSpec
-from staged_pool.runtime.models.tokenizing.chat import plain_text, without_marks
-from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.chat import plain_text, without_special_tokens
+from staged_pool.runtime.models.tokenizing.limits import check_own_limit, check_text, token_limit, too_long_error
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
@@ -28,16 +28,16 @@ T = TypeVar("T")
 
 
 class MultimodalReader:
-    """What a language model is given for inputs with images. Every method may run in several threads at once.
+    """Preprocessor of inputs with images. Every method may run in several threads at once.
 
     Args:
-        tokenizer: Of the texts beside them.
-        spec: What the folder says of images.
-        layout: What the model's config says of them.
-        images: FileReads one image.
+        tokenizer: Tokenizer of the texts.
+        spec: Image settings of the folder.
+        layout: Image settings of the model's config: the image token, and its number per image.
+        images: Reader of one image.
 
     Raises:
-        ConfigError: The tokenizer joins what goes around an image with other text.
+        ConfigError: The tokenizer merges the text around an image with other text, or does not know the image token.
     """
 
     def __init__(self, tokenizer: TextTokenizer, spec: ImageSpec, layout: ImageLayout, images: ImageReader) -> None:
@@ -52,49 +52,50 @@ class MultimodalReader:
         self._check_image_token()
 
     def _check_image_token(self) -> None:
-        """See that what is written around an image has as many image tokens as it shows images.
+        """Check the image token: none in the frame, and one per image in the chat template.
 
         Raises:
-            ConfigError: It has not: config.json and the tokenizer mean different tokens, or an ordinary one.
+            ConfigError: The count differs: config.json and the tokenizer disagree about the image token.
         """
         image = self._layout.image_token
         if self._frame is not None:
-            shown, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
-            wanted = 0
+            count, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
+            expected = 0
         else:
             message = {"role": "user", "content": (Image(b""),)}
             try:
                 written = self._tokenizer.write_chat(Chat((message,)))
-            except InvalidInput:  # the template wants more than an image, or there is none: requests will tell
+            except InvalidInput:  # the template needs more than an image, or is missing: requests get the error
                 return
-            shown, place = self._tokenizer.shared.ids(written).count(image), "the chat template, for one image,"
-            wanted = 1
-        if shown != wanted:
+            count, place = self._tokenizer.shared.ids(written).count(image), "the chat template, for one image,"
+            expected = 1
+        if count != expected:
             name = self._tokenizer.shared.tokenizer.id_to_token(image)
             raise ConfigError(
-                f"config.json: image_token_id={image} is {name!r} in the tokenizer, of which {place} has {shown} and "
-                f"not {wanted}: it must be the id of the token that the model's texts have in the place of an image"
+                f"config.json: image_token_id={image} is {name!r} in the tokenizer, but {place} has {count} of these "
+                f"tokens instead of {expected}: it must be the id of the token that stands for an image"
             )
 
     def read(self, inputs: Sequence[ModelInput]) -> list[Outcome]:
-        """What the device is to read for each input, or what is wrong with it."""
+        """Prepare each input, or return its error."""
         return [self._read(given) for given in inputs]
 
     def tokenize(self, chat: Chat, *, add_special_tokens: bool) -> Tokens:
-        """As `TextTokenizer.tokenize`, of a conversation with images. They are not decoded where their headers say
-        how many tokens they take.
+        """Tokenize a conversation with images, without truncation.
+
+        Images are decoded only if their headers do not tell their number of tokens.
 
         Raises:
-            InvalidInput: The model does not take the conversation or one of its images, or not so many.
+            InvalidInput: The model does not accept the conversation, one of its images, or their number.
         """
         if not self._takes_conversations:
-            (count,) = self._looked_at([_only_image(chat, self._ignored_texts)], "messages", self._count, int)
+            (count,) = self._each_image([_only_image(chat, self._ignored_texts)], "messages", self._count, int)
             ids = self._framed(count)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
         found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
-        self._check_shown(found.ids, len(chat.images))
-        counts = iter(self._looked_at(chat.images, "messages", self._count, int))
+        self._check_image_count(found.ids, len(chat.images))
+        counts = iter(self._each_image(chat.images, "messages", self._count, int))
         times = [next(counts) if word == self._layout.image_token else 1 for word in found.ids]
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
@@ -114,19 +115,19 @@ class MultimodalReader:
         return Prepared(sequence, cost=len(sequence.ids), batch_key=("image", given.outputs))
 
     def _page(self, given: ModelInput) -> TokenSequence:
-        """An image by itself, in the words that the model was trained to see around one."""
+        """Prepare a single image, inside the prompt that the model was trained with."""
         images = self._prepared(given, [_only_image(given.source, self._ignored_texts)], "input")
         ids = self._framed(self._tokens(images[0]))
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
 
     def _framed(self, count: int) -> TokenIds:
-        """So many image tokens, and what stands around them."""
+        """Build the ids of one image: `count` image tokens inside the frame."""
         assert self._frame is not None
         return [*self._frame.prefix, *repeat(self._layout.image_token, count), *self._frame.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
-        """What the chat template makes of it. A prompt becomes a system message, but not for an image by itself."""
+        """Prepare a conversation by the chat template. A prompt becomes a system message, except for a single image."""
         chat = text.source
         assert isinstance(chat, Chat)
         tokenizer, limits = self._tokenizer, self._tokenizer.limits
@@ -135,28 +136,31 @@ class MultimodalReader:
         check_text(written)
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
-        self._check_shown(words, len(chat.images))
+        self._check_image_count(words, len(chat.images))
         images = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
         counts = map(self._tokens, images)
         ids = _repeated(words, [next(counts) if word == self._layout.image_token else 1 for word in words])
         if text.max_own_tokens is not None:
-            ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, "right")
+            ids = self._cut(ids, check_own_limit(text.max_own_tokens) or 0, "right")
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if limit is not None and len(ids) + len(special) > limit:
             if text.must_fit:
-                raise not_to_be_cut(limit)
+                raise too_long_error(limit)
             ids = self._cut(ids, max(limit - len(special), 0), limits.side(text.truncate_side))
         ids = [*special.prefix, *ids, *special.suffix]
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
 
-    def _check_shown(self, words: TokenIds, images: int) -> None:
-        """Raises `InvalidInput` unless a conversation with so many images has a token for each."""
-        if (shown := words.count(self._layout.image_token)) != images:
+    def _check_image_count(self, words: TokenIds, images: int) -> None:
+        """Reject a conversation whose number of image tokens differs from its number of images.
+
+        Raises:
+            InvalidInput: The numbers differ.
+        """
+        if (count := words.count(self._layout.image_token)) != images:
             raise InvalidInput(
-                f"The conversation has {images} images, but the model's chat template makes {shown} of it: a text must "
-                "not spell the token that stands for an image, and a message with images must be one that the template "
-                "shows.",
+                f"The conversation has {images} images, but the model's chat template writes {count} image tokens: no "
+                "text may contain the image token, and the template must support images in each message that has one.",
                 param="messages",
             )
 
@@ -167,16 +171,23 @@ class MultimodalReader:
         return self._layout.tokens_of(self._images.patches(image))
 
     def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        return self._looked_at(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)
+        return self._each_image(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)
 
-    def _looked_at(
-        self, images: Sequence[Image], param: str, look: Callable[[Image], T], tokens_of: Callable[[T], int]
+    def _each_image(
+        self, images: Sequence[Image], param: str, read: Callable[[Image], T], tokens_of: Callable[[T], int]
     ) -> tuple[T, ...]:
-        """What `look` makes of each. Raises what is wrong with an image, and with which one of several, as an error in
-        `param`.
+        """Apply `read` to each image, until their tokens exceed the model's limit.
 
-        Prepared images may be a thousand times as large as the files they come in: no more of them are made than
-        the model could take at once.
+        The limit bounds memory: a prepared image may be a thousand times as large as its file.
+
+        Args:
+            images: The images.
+            param: The request's field, for errors.
+            read: Prepares one image.
+            tokens_of: Number of tokens of a prepared image.
+
+        Raises:
+            InvalidInput: An image is not usable (the message says which one), or there are too many.
         """
         found: list[T] = []
         tokens, most = 0, self._tokenizer.limits.max_tokens
@@ -189,7 +200,7 @@ class MultimodalReader:
                     param=param,
                 )
             try:
-                found.append(look(image))
+                found.append(read(image))
             except InvalidInput as error:
                 which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
                 raise error.after(which, param=param) from error
@@ -197,7 +208,11 @@ class MultimodalReader:
         return tuple(found)
 
     def _check_length(self, ids: TokenIds) -> None:
-        """Raises `InvalidInput` for an input that is longer than the model takes."""
+        """Reject an input that is longer than the model's limit.
+
+        Raises:
+            InvalidInput: The input is too long.
+        """
         most = self._tokenizer.limits.max_tokens
         if len(ids) > most:
             raise InvalidInput(
@@ -208,7 +223,11 @@ class MultimodalReader:
             )
 
     def _cut(self, ids: TokenIds, room: int, side: Side) -> TokenIds:
-        """The tokens that are left of a conversation, which must have all those of its images."""
+        """Cut a conversation to `room` tokens, but never inside an image.
+
+        Raises:
+            InvalidInput: An image token would be cut.
+        """
         if room >= len(ids):
             return ids
         start, end = (0, room) if side == "right" else (len(ids) - room, len(ids))
@@ -216,7 +235,7 @@ class MultimodalReader:
         if image in ids[:start] or image in ids[end:]:
             raise InvalidInput(
                 f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to "
-                f"{room} would cut an image, which is never done. Please allow more tokens, or send fewer or smaller "
+                f"{room} would cut an image, which is not allowed. Please allow more tokens, or send fewer or smaller "
                 "images.",
                 param="max_tokens",
             )
@@ -224,25 +243,25 @@ class MultimodalReader:
 
 
 def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
-    """Each of them so many times."""
+    """Repeat each value by its own count."""
     return list(chain.from_iterable(map(repeat, values, times)))
 
 
-def _only_image(source: object, words: Sequence[str]) -> Image:
-    """The one image that an input is, by itself or with nothing beside it but the words that go around it anyway.
+def _only_image(source: object, ignored_texts: Sequence[str]) -> Image:
+    """The single image of an input; an ignored text may stand beside it.
 
     Raises:
-        InvalidInput: There is more in it.
+        InvalidInput: The input has other content.
     """
     match source:
         case Image():
             return source
         case TextInput(source=Chat() as chat) | (Chat() as chat):
-            if len(chat.images) == 1 and without_marks(plain_text(chat)) in ("", *words):
+            if len(chat.images) == 1 and without_special_tokens(plain_text(chat)) in ("", *ignored_texts):
                 return chat.images[0]
-    known = " or ".join(repr(text) for text in words)
+    known = " or ".join(repr(text) for text in ignored_texts)
     raise InvalidInput(
-        "The model reads one image or one text at a time, and no conversations of both. Beside an image may stand "
-        f"nothing, or what the model is shown around each: {known}.",
+        "The model reads one image or one text at a time, and no conversations of both. The only text allowed beside "
+        f"an image is the model's own prompt: {known}.",
         param="messages",
     )

@@ -1,8 +1,8 @@
-"""How a model tells queries from documents: markers, lengths, a query's expansion, and tokens that are left out.
+"""Token-level treatment of queries and documents: markers, lengths, query expansion, dropped tokens.
 
-Pure operations on lists of token ids. The rules are those of late interaction (Khattab and Zaharia, 2020, ColBERT,
-section 3.2), as PyLate and the MultiVectorEncoder of sentence-transformers have them: the marker counts in the length,
-and a query that is shorter than the expansion's length is filled up behind its last token.
+These are pure operations on lists of token ids. The rules are those of late interaction (Khattab and Zaharia, 2020,
+ColBERT, section 3.2), as in PyLate and the MultiVectorEncoder of sentence-transformers. The marker counts in the
+length, and the expansion follows the last token of a short query.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from staged_pool.stages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """What is done to the token ids of an input because it is a query, or because it is a document."""
+    """Treatment of the token ids of one role: queries or documents."""
 
     marker: tuple[int, ...] = ()
-    """Stands between the tokens that the tokenizer puts first, such as [CLS], and the text."""
+    """Ids between the tokenizer's leading special tokens, such as [CLS], and the text."""
     max_tokens: int | None = None
-    """Longest input of this role, special tokens and marker included. None: what the model takes."""
+    """Longest input in tokens, special tokens and marker included. None: the model's limit."""
     always_cut: bool = False
-    """Whether longer inputs are cut even where the request asks for nothing to be cut: the model knows no others."""
+    """Cut longer inputs even if the request does not ask for it: the model was not trained on them."""
     expand_to: int = 0
-    """Fill shorter inputs up to so many tokens."""
+    """Length in tokens that shorter inputs are expanded to."""
     expansion: int = 0
-    """The token id that they are filled up with."""
+    """Id of the token added by the expansion."""
     attend_to_expansion: bool = False
-    """Whether tokens attend to those that were filled in."""
+    """Let other tokens attend to the added ones."""
     always_expand: bool = False
-    """Whether this is done to token ids that a caller sends, too."""
+    """Expand token ids sent by a caller too, not only texts."""
     expand_before: bool = False
-    """Whether those that are filled in stand before the text."""
+    """Add the expansion before the text."""
     skipped: frozenset[int] = frozenset()
-    """Token ids whose vectors are left out of multi_vector."""
+    """Token ids whose vectors are dropped from multi_vector."""
     skipped_first: int | None = None
-    """A token id whose vector is left out of multi_vector where it stands first."""
+    """A token id whose vector is dropped from multi_vector if it is the first."""
     frame: SpecialTokens | None = None
-    """What goes around a text instead of the tokenizer's special tokens. None: those do."""
+    """Ids around a text instead of the tokenizer's special tokens. None: the special tokens."""
 
     def limit(self, asked: int | None, model_max_tokens: int) -> tuple[int | None, int]:
-        """How long an input may be.
+        """Compute the length limits of an input, in tokens.
 
         Args:
-            asked: What the request cuts at. None: it does not.
-            model_max_tokens: The longest input of the model.
+            asked: The request's truncation length. None: no truncation.
+            model_max_tokens: The model's longest input.
 
         Returns:
-            Where to cut (None: never), and the longest input that is taken uncut.
+            The truncation length (None: do not cut), and the longest input that is accepted uncut.
         """
         longest = min(self.max_tokens or model_max_tokens, model_max_tokens)
         if asked is None:
@@ -71,14 +71,14 @@ class RoleSpec:
         prompt_tokens: int = 0,
         spans: tuple[Span, ...] | None = None,
     ) -> TokenSequence:
-        """What the device is to read of an input that is cut and marked already.
+        """Build the sequence of an input that is already cut and marked.
 
         Args:
             ids: The input's tokens. Not changed.
-            outputs: What is wanted of it.
-            expand: Whether it is filled up; not where the caller decides which tokens there are.
-            prompt_tokens: As in `TokenSequence`.
-            spans: As in `TokenSequence`.
+            outputs: The requested outputs.
+            expand: Expand a short input. False for token ids sent by a caller.
+            prompt_tokens: See `TokenSequence`.
+            spans: See `TokenSequence`.
         """
         added = max(self.expand_to - len(ids), 0) if expand or self.always_expand else 0
         if added:
@@ -95,27 +95,27 @@ class RoleSpec:
 ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 PLAIN: Final = RoleSpec()
-"""For models that read queries as they read documents."""
+"""Role of models that treat queries and documents alike."""
 
 
-def filling_roles(padding: int | None, *, side: str, masked: bool, max_tokens: int) -> Mapping[Role, RoleSpec]:
-    """For a model that was trained on texts that are all equally long: the padding is a part of what it reads.
+def padded_roles(padding: int | None, *, side: str, masked: bool, max_tokens: int) -> Mapping[Role, RoleSpec]:
+    """Roles of a model trained on texts of one length, which reads their padding too.
 
     Args:
-        padding: The token that fills texts up.
-        side: Where it goes.
-        masked: Whether no token attends to it.
-        max_tokens: What texts are filled up to.
+        padding: Id of the padding token.
+        side: The side of the padding.
+        masked: True if the attention mask hides the padding.
+        max_tokens: The length of padded texts, in tokens.
 
     Raises:
-        ConfigError: There is no such token, or it is hidden in a way that is not done here.
+        ConfigError: There is no padding token, or its mask is not supported.
     """
     if padding is None:
-        raise ConfigError("the model reads texts that are filled up, and its tokenizer has no pad_token")
+        raise ConfigError("the model needs padded texts, but its tokenizer has no pad_token")
     if side == "left" and masked:
         raise ConfigError(
-            "tokenizer_config.json: padding_side='left' with an attention_mask is not supported for a model whose "
-            "texts are filled up"
+            "tokenizer_config.json: padding_side='left' with an attention_mask is not supported for a model that needs "
+            "padded texts"
         )
     spec = RoleSpec(
         expand_to=max_tokens,
@@ -127,10 +127,10 @@ def filling_roles(padding: int | None, *, side: str, masked: bool, max_tokens: i
     return dict.fromkeys(ROLES, spec)
 
 
-def with_written_markers(folder: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:
-    """The folder with markers that its tokenizer has no token for at the beginning of its prompts instead.
+def unknown_markers_to_prompts(folder: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:
+    """Move markers that are no token of the tokenizer to the beginning of the prompts.
 
-    sentence-transformers reads such folders so; the text of a marker and what follows it are then tokenized together.
+    sentence-transformers does the same: a marker is then tokenized together with the text after it.
     """
     unknown = {
         role: settings.marker
@@ -154,17 +154,17 @@ def resolve_roles(
     vocabulary: int,
     max_tokens: int,
 ) -> Mapping[Role, RoleSpec]:
-    """What a folder says of its roles, in the token ids of its tokenizer.
+    """Convert the settings of a folder's roles to token ids.
 
     Args:
-        settings: By role.
-        tokenizer: The folder's own.
+        settings: The settings by role.
+        tokenizer: The folder's tokenizer.
         special_tokens: The text of each special token by its name, such as `mask_token`.
-        vocabulary: Token ids run from 0 to one less.
+        vocabulary: Number of the model's token ids.
         max_tokens: The longest input of the model.
 
     Raises:
-        ConfigError: A token is not in the vocabulary, or a length is beyond what the model takes.
+        ConfigError: A token is not in the vocabulary, or a length exceeds the model's limit.
     """
     usual = special_tokens.get("mask_token") or special_tokens.get("eos_token")
     expansion = None if usual is None else str(usual)
@@ -190,7 +190,7 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
         expand_to=settings.expand_to,
         expansion=expansion or 0,
         attend_to_expansion=settings.attend_to_expansion,
-        # A word that the vocabulary lacks is not looked up as the unknown token: it would take all of those with it.
+        # A word outside the vocabulary is left out: as the unknown token it would drop all unknown words.
         skipped=frozenset(i for i in map(tokenizer.token_to_id, settings.skipped) if i is not None),
         skipped_first=tokenizer.token_to_id(settings.skipped_first) if settings.skipped_first else None,
         frame=None if settings.frame is None else read_frame(settings.frame, tokenizer),
@@ -201,6 +201,6 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
 
 
 def _known_marker(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The one token that a marker is, with the blank behind it or without; nothing where it is none."""
+    """Id of a marker that is one token, with or without the space after it; empty if it is not one token."""
     known = (tokenizer.token_to_id(name) for name in (text, *text.split(None, 1)[:1]) if name)
     return tuple(i for i in known if i is not None)[:1]

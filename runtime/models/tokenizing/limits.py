@@ -1,4 +1,4 @@
-"""What an input must keep to: how long it may be, and which ids the model knows."""
+"""Limits of an input: its length in tokens and characters, and its token ids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from staged_pool.stages.errors import InvalidInput, InvalidSetting
 
 T = TypeVar("T")
 
-MOST_CHARACTERS: Final = 2**20
-"""Of a text that is tokenized in one go: a tokenizer takes up to 400 bytes of memory for each."""
+MAX_CHARACTERS: Final = 2**20
+"""Longest text that is tokenized in one call, in characters.
+
+A tokenizer needs up to 400 bytes of memory per character; `tests/hostile/test_bodies.py` bounds it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +23,25 @@ class InputLimits:
     """The limits of one model."""
 
     max_tokens: int
-    """Longest input, special tokens included."""
+    """Longest input in tokens, special tokens included."""
     vocabulary: int
-    """Token ids run from 0 to one less."""
+    """Number of token ids: they run from 0 to `vocabulary` - 1."""
     truncation_side: Side = "right"
-    """The end that is cut off where a request does not say it."""
+    """The end that is cut off unless the request names one."""
 
     def side(self, asked: Side | None) -> Side:
-        """The end that is cut off an input of a request that asks for this one; None: it does not say."""
+        """Return the end to cut off: the request's choice, or the model's default for None."""
         return self.truncation_side if asked is None else asked
 
     def check_length(self, tokens: int, *, is_all: bool = True) -> None:
-        """Reject an input that is not to be cut and is longer than the model takes.
+        """Reject an input that is longer than the model's limit.
 
         Args:
-            tokens: Of the input, or of as much of it as was tokenized.
-            is_all: All of the input was tokenized.
+            tokens: Number of tokens of the input, or of its tokenized beginning.
+            is_all: True if the whole input was tokenized.
 
         Raises:
-            InvalidInput: It is longer.
+            InvalidInput: The input is too long.
         """
         if tokens > self.max_tokens:
             raise InvalidInput(
@@ -49,9 +52,12 @@ class InputLimits:
             )
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raises `InvalidInput` for an input without tokens, or with one that the model does not know.
+        """Reject an input without tokens, or with an id outside the vocabulary.
 
-        Also for texts: a tokenizer may know added tokens that the weights have no row for.
+        This applies to texts too: a tokenizer may have added tokens without a row in the weights.
+
+        Raises:
+            InvalidInput: The input has no tokens, or such an id.
         """
         if not ids:
             raise InvalidInput("The input has no tokens; it must have at least one.", param="input")
@@ -61,10 +67,10 @@ class InputLimits:
 
 
 def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
-    """How many tokens a `TextInput.max_tokens` allows on a model that takes so many. None: never cut.
+    """Resolve `TextInput.max_tokens` for a model with this limit. None: do not truncate.
 
     Raises:
-        InvalidSetting: More than the model takes, or less than `MODEL_MAX`.
+        InvalidSetting: `max_tokens` exceeds the model's limit, or is below `MODEL_MAX`.
     """
     if max_tokens is None:
         return None
@@ -80,12 +86,12 @@ def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
     return max_tokens
 
 
-def kept(tokens: list[T], room: int | None, side: Side) -> list[T]:
-    """The tokens that are left of a text.
+def truncated(tokens: list[T], room: int | None, side: Side) -> list[T]:
+    """Cut a list of tokens at one end.
 
     Args:
-        tokens: All of them, or something of each.
-        room: How many may be left. None: all.
+        tokens: The tokens, or one value per token.
+        room: Number of tokens to keep. None: all.
         side: The end that is cut off.
     """
     if room is None or room >= len(tokens):
@@ -93,11 +99,11 @@ def kept(tokens: list[T], room: int | None, side: Side) -> list[T]:
     return tokens[:room] if side == "right" else tokens[len(tokens) - room :]
 
 
-def own_limit(max_own_tokens: int | None) -> int | None:
-    """A limit on a text's own tokens, which is not one on what the model reads.
+def check_own_limit(max_own_tokens: int | None) -> int | None:
+    """Check a limit on a text's own tokens, without prompt and special tokens.
 
     Raises:
-        InvalidSetting: It is negative.
+        InvalidSetting: The limit is negative.
     """
     if max_own_tokens is not None and max_own_tokens < 0:
         raise InvalidSetting("A limit on the tokens of a text must be at least 0.", param="max_tokens")
@@ -105,28 +111,32 @@ def own_limit(max_own_tokens: int | None) -> int | None:
 
 
 def check_text(text: str) -> None:
-    """Raises `InvalidInput` for a text that UTF-8 cannot express: one with a lone half of a surrogate pair."""
+    """Reject a text that UTF-8 cannot encode.
+
+    Raises:
+        InvalidInput: The text has half of a surrogate pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
-        message = "The input is not valid Unicode: it holds half of a surrogate pair."
+        message = "The input is not valid Unicode: it has half of a surrogate pair."
         raise InvalidInput(message, param="input") from None
 
 
 def check_characters(text: str) -> None:
-    """Reject a text that is too long to be tokenized in one go.
+    """Reject a text that is too long for one call of the tokenizer.
 
     Raises:
-        InvalidInput: It is longer than `MOST_CHARACTERS`.
+        InvalidInput: The text is longer than `MAX_CHARACTERS`.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         message = (
-            f"A text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenized. Please send its beginning."
+            f"A text has {len(text)} characters; at most {MAX_CHARACTERS} are tokenized. Please send its beginning."
         )
         raise InvalidInput(message, param="input")
 
 
-def not_to_be_cut(limit: int) -> InvalidInput:
-    """The rejection of an input with `TextInput.must_fit` that is longer."""
-    message = f"The input has more than {limit} tokens, and is not to be cut. Please reduce its length."
+def too_long_error(limit: int) -> InvalidInput:
+    """Error for an input that is longer than its limit although `TextInput.must_fit` forbids truncation."""
+    message = f"The input has more than {limit} tokens, and truncation is off. Please reduce its length."
     return InvalidInput(message, param="input")

@@ -1,29 +1,29 @@
-"""Tokenize the beginning of a long text, where the rest provably makes no difference.
+"""Tokenization of a long text's beginning, cut where the rest cannot change its ids.
 
-A text that is cut to a few hundred tokens need not be tokenized to its end. But ids of a beginning are a beginning of
-the ids only where no step of the tokenizer looks across the cut. The cut is made before a single blank (U+0020) that
-stands between two characters that are not whitespace; call the text `P + S`, where `S` begins with that blank. Then
-ids(P) is a beginning of ids(P + S), step by step:
+A text that is cut to a few hundred tokens need not be tokenized to its end. But the ids of a prefix are a prefix of the
+ids only if no step of the tokenizer looks across the cut. The cut is before a single space (U+0020) between two
+characters that are not whitespace. Let the text be `P + S`, where `S` begins with that space. Then ids(P) is a prefix
+of ids(P + S), by these conditions on each step:
 
-- Added tokens are matched leftmost and longest. None may have a content that can lie across that blank: it holds no
-  whitespace, or (where normalizing keeps the blank's neighbours, see below) only runs of two and more. So every match
-  that begins in P ends in P, and the same ones are found in P alone. What they look at beside themselves
-  (`single_word`, `lstrip`) is the blank, which like the end of a text is no part of a word; and the whitespace that a
-  token of S takes with it is not P's, which ends with something else. None may take the blank behind it (`rstrip`).
-- The normalizers allowed turn characters into characters one by one, or are Unicode's normal forms, for which a blank
-  is a boundary: it composes with nothing before it, and marks are not reordered across it. So N(P + S) is N(P) + N(S),
-  and N(S) begins with a blank.
-- The pre-tokenizers allowed either split at whitespace first, whatever stands around it; or split by one of a few
-  regular expressions, of which each match that begins before the blank ends before it: a word or a run of other marks
-  may begin with a blank but holds none, and whitespace right before the blank there is none, so that no run of it, nor
-  what is looked for behind a run, reaches the blank. The latter needs normalizers that neither remove characters nor
-  make whitespace of others: NFC and lowercasing.
-- Models see one pre-token at a time.
+- Added tokens are matched leftmost and longest. No token's content may lie across that space: it has no whitespace, or
+  only runs of two and more (if normalizing keeps the neighbours of the space, see below). So each match that begins in
+  P ends in P, and P alone has the same matches. `single_word` and `lstrip` look only at the space, which is no part of
+  a word, like the end of a text. The whitespace that a token of S strips is not P's, since P ends with another
+  character. No token may have `rstrip`, which would take the space after it.
+- The allowed normalizers map characters one by one, or are Unicode normal forms. For these a space is a boundary: it
+  composes with nothing before it, and no mark is reordered across it. So N(P + S) is N(P) + N(S), and N(S) begins with
+  a space.
+- The allowed pre-tokenizers either split at whitespace first, or by one of a few regular expressions. Each match of
+  these that begins before the space ends before it: words and runs of other marks may begin with a space but have none
+  inside. There is no whitespace right before the space, so no run of whitespace, nor a lookahead after one, reaches it.
+  The expressions need normalizers that neither remove characters nor turn others into whitespace: NFC and lowercasing.
+- The model sees one pre-token at a time.
 
-None of it looks at P for what becomes of S, so that a middle which lies between two such places can be left out, too:
-its ids are then missing, and the others are there.
+No step looks at P to tokenize S. So the text between two such places can be left out too: then only its own ids are
+missing.
 
-What is not known to be like that (Unigram's usual pre-tokenizer and normalizer among it) is tokenized to its end.
+A tokenizer without these properties, such as Unigram with its usual pre-tokenizer and normalizer, tokenizes the whole
+text.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
+from staged_pool.runtime.models.tokenizing.limits import MAX_CHARACTERS
 
-CUT: Final = re.compile(r"(?<=\S) (?=\S)")
-"""Python's whitespace holds all of Unicode's White_Space, which is what tokenizers know as whitespace."""
+CUT_PLACE: Final = re.compile(r"(?<=\S) (?=\S)")
+"""Places to cut: a single space between other characters.
+
+Python's `\\s` includes all of Unicode's White_Space, the whitespace of tokenizers.
+"""
 
 _CHARACTERS_PER_TOKEN: Final = 8
 _MARGIN: Final = 64
-"""Characters."""
+"""Characters added to the estimated size of a beginning."""
 _GROWTH: Final = 4
+"""Factor by which a beginning grows if it has too few tokens."""
 
 _SPLIT_AT_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 _SPLIT_FURTHER: Final = _SPLIT_AT_WHITESPACE | {"ByteLevel", "Digits", "Punctuation"}
@@ -64,19 +68,22 @@ EXPRESSIONS: Final = frozenset(
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
-"""Beside ByteLevel's own, which is GPT-2's:
-`'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`."""
+"""Allowed regular expressions of pre-tokenizers.
+
+ByteLevel's own is allowed too; it is GPT-2's:
+`'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`.
+"""
 
 
 def encode_beginnings(
     call: Callable[[list[str]], list[Any]], texts: Sequence[str], wanted: Sequence[int | None]
 ) -> list[Any]:
-    """Encode as much of each text as gives the tokens that are wanted of it.
+    """Encode as much of each text as its wanted tokens need.
 
     Args:
-        call: Encodes texts, with a tokenizer for which `can_cut` holds.
-        texts: Any.
-        wanted: Leading tokens of each text that must be there. None: all.
+        call: Encodes texts, with a tokenizer for which `can_cut` is true.
+        texts: The texts.
+        wanted: Number of leading tokens needed of each text. None: all.
     """
     sizes = [
         len(text) if tokens is None else _CHARACTERS_PER_TOKEN * tokens + _MARGIN
@@ -99,30 +106,30 @@ def encode_beginnings(
 
 
 def without_middle(call: Callable[[list[str]], list[Any]], text: str, start: int, end: int, tokens: int) -> str:
-    """A text without the most of what stands from `start` to `end`, behind its first tokens.
+    """Remove most of a text between `start` and `end`, but not its first tokens.
 
     Args:
-        call: Encodes texts, with a tokenizer for which `can_cut` holds.
-        text: Any.
-        start: In characters: nothing before it is left out.
-        end: In characters: nothing behind it is left out.
-        tokens: Leading tokens of the text that must be there.
+        call: Encodes texts, with a tokenizer for which `can_cut` is true.
+        text: The text.
+        start: Index of the first character that may be removed.
+        end: Index after the last character that may be removed.
+        tokens: Number of leading tokens to keep.
 
     Returns:
-        A text whose ids begin with as many of those of `text`, and end as they do.
+        A text whose ids have the same first `tokens` ids and the same end as those of `text`.
     """
     size = max(start, _CHARACTERS_PER_TOKEN * tokens + _MARGIN)
-    while size < end and (found := CUT.search(text, size, end)) is not None:
+    while size < end and (found := CUT_PLACE.search(text, size, end)) is not None:
         beginning = text[: found.start()]
         if len(call([beginning])[0].ids) >= tokens:
-            cuts = list(CUT.finditer(text, max(found.start(), end - _MARGIN), end))
+            cuts = list(CUT_PLACE.finditer(text, max(found.start(), end - _MARGIN), end))
             return beginning + text[cuts[-1].start() :] if cuts else text
         size *= _GROWTH
     return text
 
 
 def can_cut(tokenizer: Tokenizer) -> bool:
-    """Whether the ids of a beginning, cut as above, are a beginning of the ids."""
+    """True if the tokenizer meets the conditions above: ids of a prefix are a prefix of the ids."""
     if any(token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
         return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")
@@ -139,23 +146,23 @@ def can_cut(tokenizer: Tokenizer) -> bool:
 
 
 def _beginning(text: str, size: int) -> str:
-    """The text up to the first place behind `size` characters where it may be cut; all of it if there is none.
+    """The text up to its first place to cut after `size` characters; the whole text if there is none.
 
-    It is looked for in as many characters as can be tokenized. A search holds the interpreter's lock.
+    The search ends at `MAX_CHARACTERS`, because it holds the interpreter's lock.
     """
     if len(text) <= size:
         return text
-    found = CUT.search(text, size, max(MOST_CHARACTERS, size) + 1)
+    found = CUT_PLACE.search(text, size, max(MAX_CHARACTERS, size) + 1)
     return text if found is None else text[: found.start()]
 
 
 def _steps(component: Any, parts: str) -> list[dict[str, Any]] | None:
-    """The settings of a normalizer or pre-tokenizer, of each step of it. None: it cannot be looked into."""
+    """Settings of each step of a normalizer or pre-tokenizer. None: it has no readable settings."""
     if component is None:
         return []
     try:
         settings = json.loads(component.__getstate__())
-    except Exception:  # noqa: BLE001 - a component written in Python raises no narrower one
+    except Exception:  # noqa: BLE001 - a component written in Python raises a plain Exception
         return None
     return _flat(settings, parts)
 
@@ -178,7 +185,7 @@ def _has_known_expression(step: dict[str, Any]) -> bool:
 
 
 def _added(tokenizer: Tokenizer) -> list[str]:
-    """What added tokens are found by: their content, or what the normalizer makes of it."""
+    """Texts that match added tokens: their contents, and their normalized contents."""
     contents = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     if tokenizer.normalizer is None:
         return contents
@@ -190,5 +197,5 @@ def _has_whitespace(content: str) -> bool:
 
 
 def _has_blank(content: str) -> bool:
-    """Whether it can lie across a single blank between other characters."""
+    """True if the content has a single whitespace character between others."""
     return re.search(r"(?<!\s)\s(?!\s)", content) is not None

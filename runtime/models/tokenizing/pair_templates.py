@@ -1,7 +1,7 @@
-"""Ask a language model about a pair: its template makes one text of query, document and instruction.
+"""Pairs rendered by a template into one text, for LLM rerankers.
 
-The answer is read behind the last token. So where the text is too long, tokens are dropped from the end of the
-document, and what follows it stays.
+The score is read after the last token. So a prompt that is too long loses tokens of its document, never the text after
+it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from staged_pool.runtime.models.specs.model import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
 from staged_pool.runtime.models.tokenizing.pending_pairs import (
-    PairReading,
+    PendingPair,
     begin_pair,
-    cut_texts,
-    no_room,
+    no_room_error,
     prepared_pair,
+    truncate_texts,
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
@@ -30,14 +30,14 @@ from staged_pool.stages.work import Prepared
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 
 _CHARACTERS_PER_TOKEN: Final = 16
-"""A text of so many is far too long."""
+"""Characters per allowed token beyond which a text is shortened before it is tokenized."""
 
 _MARK: Final = "\U000f5afe\U000f1d0c\U000f5afe"
-"""Stands for a document where its place is looked for: private characters, which no template changes."""
+"""Placeholder that locates a text in the rendered prompt: private characters, which no template changes."""
 
 
 class _FieldWriter:
-    """Fills the fields of a template that is a text."""
+    """Renders a text template by its fields."""
 
     def __init__(self, template: PairTemplate, text: str) -> None:
         self._pieces = _FIELD.split(text)  # every other one is the name of a field
@@ -48,21 +48,23 @@ class _FieldWriter:
                 raise ConfigError(f"the template for pairs must have one field {{{name}}}, has {fields.count(name)}")
         self.takes_instruction = "instruction" in fields
         if self.takes_instruction and template.instruction is None:
-            raise ConfigError("the template for pairs has a field {instruction}, and there is none to fill it with")
+            raise ConfigError("the template for pairs has a field {instruction}, but there is no default instruction")
 
     def write(self, query: str, document: str, instruction: str | None) -> str:
-        told = self._instruction_format.replace("{instruction}", instruction) if instruction else ""
-        values = {"query": query, "document": document, "instruction": told}
+        instruction_text = self._instruction_format.replace("{instruction}", instruction) if instruction else ""
+        values = {"query": query, "document": document, "instruction": instruction_text}
         return "".join(values[piece] if n % 2 else piece for n, piece in enumerate(self._pieces))
 
 
 class _ChatWriter:
-    """Renders a chat template with a message for each text of a pair: of the roles that sentence-transformers'
-    CrossEncoder gives them, or of others."""
+    """Renders a chat template with one message per text of a pair.
+
+    The roles are those of sentence-transformers' CrossEncoder, or others that the template names.
+    """
 
     def __init__(self, template: PairTemplate, chat: ChatTemplate | None) -> None:
         if chat is None:
-            raise ConfigError("the model needs a chat template for pairs, and its tokenizer has none")
+            raise ConfigError("the model needs a chat template for pairs, but its tokenizer has none")
         self._chat = chat
         self._roles = template.roles
         self._structured = template.structured
@@ -72,12 +74,14 @@ class _ChatWriter:
         try:
             for name, text in (("query", self.write(_MARK, "", None)), ("document", self.write("", _MARK, None))):
                 if text.count(_MARK) != 1:
-                    raise ConfigError(f"the chat template has {text.count(_MARK)} places for a {name}; one is needed")
+                    raise ConfigError(
+                        f"the chat template has {text.count(_MARK)} places for a {name}; it must have one"
+                    )
             own_roles = "system" not in self._roles
             self.takes_instruction = own_roles and self.write("", "", _MARK) != self.write("", "", None)
         except InvalidInput as error:
             roles = " and ".join(self._roles)
-            raise ConfigError(f"the chat template takes no messages of the roles {roles}") from error
+            raise ConfigError(f"the chat template does not accept messages of the roles {roles}") from error
 
     def write(self, query: str, document: str, instruction: str | None) -> str:
         texts = (query.strip(), document.strip()) if self._strips else (query, document)
@@ -92,15 +96,13 @@ class _ChatWriter:
 
 
 class TemplateReader:
-    """What `TextTokenizer` does with pairs of a model that has a `PairTemplate`.
-
-    `read` may run in several threads at once.
+    """Tokenizer of pairs by a `PairTemplate`. `read` may run in several threads at once.
 
     Args:
         shared: The tokenizer.
-        special: What goes around a text.
-        limits: The model's.
-        template: How a pair becomes one text.
+        special: The special tokens around a text.
+        limits: The model's limits.
+        template: The template of a pair.
         chat: The tokenizer's chat template, if it has one.
 
     Raises:
@@ -123,68 +125,71 @@ class TemplateReader:
         self._writer = _ChatWriter(template, chat) if template.text is None else _FieldWriter(template, template.text)
 
     def read(self, inputs: Sequence[tuple[ModelInput, PairInput]]) -> list[Prepared[TokenSequence] | InvalidInput]:
-        """What the device is to read for each pair, or what is wrong with it."""
+        """Tokenize each pair, or return the error of its request."""
         takes = self._writer.takes_instruction
         begun = [
             begin_pair(given, pair, self._limits, takes_instruction=takes, instruction=self._instruction)
             for given, pair in inputs
         ]
-        cut_texts(self._shared, [reading for reading in begun if isinstance(reading, PairReading)])
-        written = [self._write(reading) if isinstance(reading, PairReading) else reading for reading in begun]
-        readings = [reading for reading in written if isinstance(reading, PairReading)]
-        for reading, ids in zip(readings, self._shared.encode_ids([r.written for r in readings]), strict=True):
-            reading.ids = ids
-        return [self._finish(reading) if isinstance(reading, PairReading) else reading for reading in written]
+        truncate_texts(self._shared, [entry for entry in begun if isinstance(entry, PendingPair)])
+        written = [self._write(entry) if isinstance(entry, PendingPair) else entry for entry in begun]
+        entries = [entry for entry in written if isinstance(entry, PendingPair)]
+        for entry, ids in zip(entries, self._shared.encode_ids([r.written for r in entries]), strict=True):
+            entry.ids = ids
+        return [self._finish(entry) if isinstance(entry, PendingPair) else entry for entry in written]
 
-    def _write(self, reading: PairReading) -> PairReading | InvalidInput:
+    def _write(self, entry: PendingPair) -> PendingPair | InvalidInput:
         try:
-            reading.written = self._writer.write(reading.query, reading.document, reading.instruction)
+            entry.written = self._writer.write(entry.query, entry.document, entry.instruction)
         except InvalidInput as error:
             return error
-        limit = reading.limit if reading.side == "right" else None
-        if limit is not None and len(reading.written) > _CHARACTERS_PER_TOKEN * limit:
-            # Most of a document that is far too long is dropped in the end, and need not be tokenized.
-            start, end = self._place(reading)
-            reading.written = self._shared.without_middle(reading.written, start, end, limit)
-        return reading
+        limit = entry.limit if entry.side == "right" else None
+        if limit is not None and len(entry.written) > _CHARACTERS_PER_TOKEN * limit:
+            # Most of a far too long document would be cut anyway, so it is not tokenized.
+            start, end = self._place(entry)
+            entry.written = self._shared.without_middle(entry.written, start, end, limit)
+        return entry
 
-    def _finish(self, reading: PairReading) -> Prepared[TokenSequence] | InvalidInput:
-        ids, limit = reading.ids, reading.limit
+    def _finish(self, entry: PendingPair) -> Prepared[TokenSequence] | InvalidInput:
+        ids, limit = entry.ids, entry.limit
         tokens = len(ids) + len(self._special)
         try:
             if limit is None:
                 self._limits.check_length(tokens)
             elif tokens > limit:
-                ids = self._without_excess(reading, tokens - limit)
-            return prepared_pair(reading, [*self._special.prefix, *ids, *self._special.suffix], self._limits)
+                ids = self._without_excess(entry, tokens - limit)
+            return prepared_pair(entry, [*self._special.prefix, *ids, *self._special.suffix], self._limits)
         except InvalidInput as error:
             return error
 
-    def _without_excess(self, reading: PairReading, excess: int) -> TokenIds:
-        """The ids without so many of them at the end, or the beginning, of the document.
+    def _without_excess(self, entry: PendingPair, excess: int) -> TokenIds:
+        """Remove `excess` tokens from the end or the beginning of the document, by `entry.side`.
 
-        A token that stands for the end of the document and for the beginning of what follows counts to the latter.
+        A token that covers both the end of the document and the text after it is never removed.
 
         Raises:
-            InvalidInput: The document has fewer.
+            InvalidInput: The document has fewer tokens.
         """
-        start, end = self._place(reading)
-        (encoding,) = self._shared.encode([reading.written], offsets=True)
+        start, end = self._place(entry)
+        (encoding,) = self._shared.encode([entry.written], offsets=True)
         ids: TokenIds = encoding.ids
         stops = [stop for _, stop in encoding.offsets]
         first = next((place for place, stop in enumerate(stops) if stop > start), len(ids))
         after = next((place for place, stop in enumerate(stops) if stop > end), len(ids))
         if after - first < excess:
-            raise no_room(len(ids) + len(self._special) - (after - first), reading.limit)
-        if reading.side == "left":
+            raise no_room_error(len(ids) + len(self._special) - (after - first), entry.limit)
+        if entry.side == "left":
             return ids[:first] + ids[first + excess :]
         return ids[: after - excess] + ids[after:]
 
-    def _place(self, reading: PairReading) -> tuple[int, int]:
-        """Where the document stands in the text, in characters; nowhere if the template changes with it."""
-        marked = self._writer.write(reading.query, _MARK, reading.instruction)
+    def _place(self, entry: PendingPair) -> tuple[int, int]:
+        """Locate the document in the rendered text, as start and end in characters.
+
+        If the template's other text depends on the document, the range is empty, at the end.
+        """
+        marked = self._writer.write(entry.query, _MARK, entry.instruction)
         before, _, after = marked.partition(_MARK)
-        written = reading.written
+        written = entry.written
         if written.startswith(before) and written.endswith(after) and len(before) + len(after) <= len(written):
             return len(before), len(written) - len(after)
         return len(written), len(written)

@@ -1,4 +1,4 @@
-"""What all readers of pairs for language models do first: check what was asked, and cut each text by itself."""
+"""First steps of all LLM reranker pairs: check the request, and cut each text to its own limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, kept, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import (
+    InputLimits,
+    check_own_limit,
+    check_text,
+    token_limit,
+    truncated,
+)
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.requests import PairInput, Side
 from staged_pool.stages.errors import InvalidInput, InvalidSetting
@@ -14,8 +20,8 @@ from staged_pool.stages.work import Prepared
 
 
 @dataclass(slots=True)
-class PairReading:
-    """One pair on its way."""
+class PendingPair:
+    """One pair between the steps of its preparation."""
 
     given: ModelInput
     pair: PairInput
@@ -23,31 +29,36 @@ class PairReading:
     document: str
     instruction: str | None
     limit: int | None
-    """Tokens of the whole sequence. None: nothing is cut."""
+    """Limit of the whole sequence, in tokens. None: do not cut."""
     side: Side
     """The end of a text that is cut off."""
     written: str = ""
+    """The rendered prompt."""
     ids: TokenIds = field(default_factory=list)
+    """The tokens of `written`."""
 
 
 def begin_pair(
     given: ModelInput, pair: PairInput, limits: InputLimits, *, takes_instruction: bool, instruction: str | None
-) -> PairReading | InvalidInput:
-    """A pair with its limits and instruction, or what is wrong with it.
+) -> PendingPair | InvalidInput:
+    """Check a pair, and resolve its limits and instruction.
 
     Args:
         given: The input.
         pair: Its source.
-        limits: The model's.
-        takes_instruction: Whether the template has a place for one.
-        instruction: The one that counts where the request has none.
+        limits: The model's limits.
+        takes_instruction: True if the prompt has a place for an instruction.
+        instruction: The default instruction.
+
+    Returns:
+        The pair, or the error of its request.
     """
     try:
         if pair.instruction is not None and not takes_instruction:
             raise InvalidSetting("The model takes no $instruction.", param="instruction")
         limit = token_limit(pair.max_tokens, limits.max_tokens)
-        own_limit(pair.max_first_tokens)
-        own_limit(pair.max_second_tokens)
+        check_own_limit(pair.max_first_tokens)
+        check_own_limit(pair.max_second_tokens)
         # A prompt takes the place of the instruction, as in sentence-transformers.
         asked = (pair.instruction, given.prompt or None, instruction)
         chosen = next((text for text in asked if text is not None), None)
@@ -55,54 +66,59 @@ def begin_pair(
             check_text(text)
     except InvalidInput as error:
         return error
-    return PairReading(given, pair, pair.first, pair.second, chosen, limit, limits.side(pair.truncate_side))
+    return PendingPair(given, pair, pair.first, pair.second, chosen, limit, limits.side(pair.truncate_side))
 
 
-def cut_texts(shared: SharedTokenizer, readings: Sequence[PairReading]) -> None:
-    """Cut queries and documents to their own limits, as texts: what is dropped is never written."""
-    some = [reading for reading in readings if reading.pair.max_first_tokens is not None]
+def truncate_texts(shared: SharedTokenizer, entries: Sequence[PendingPair]) -> None:
+    """Cut queries and documents to their own limits, before they are put into the prompt."""
+    some = [entry for entry in entries if entry.pair.max_first_tokens is not None]
     queries = _kept(shared, [(each.query, each.pair.max_first_tokens, each.side) for each in some])
-    for reading, query in zip(some, queries, strict=True):
-        reading.query = query
-    some = [reading for reading in readings if reading.pair.max_second_tokens is not None]
+    for entry, query in zip(some, queries, strict=True):
+        entry.query = query
+    some = [entry for entry in entries if entry.pair.max_second_tokens is not None]
     documents = _kept(shared, [(each.document, each.pair.max_second_tokens, each.side) for each in some])
-    for reading, document in zip(some, documents, strict=True):
-        reading.document = document
+    for entry, document in zip(some, documents, strict=True):
+        entry.document = document
 
 
-def prepared_pair(reading: PairReading, ids: TokenIds, limits: InputLimits) -> Prepared[TokenSequence]:
-    """The sequence that the device reads.
+def prepared_pair(entry: PendingPair, ids: TokenIds, limits: InputLimits) -> Prepared[TokenSequence]:
+    """Build the sequence for the device.
 
     Raises:
-        InvalidInput: It is empty, or has ids that the model does not know.
+        InvalidInput: It is empty, or has ids outside the vocabulary.
     """
     limits.check_ids(ids)
-    return Prepared(TokenSequence(ids, reading.given.outputs), cost=len(ids), batch_key=reading.given.outputs)
+    return Prepared(TokenSequence(ids, entry.given.outputs), cost=len(ids), batch_key=entry.given.outputs)
 
 
-def no_room(tokens: int, limit: int | None) -> InvalidInput:
-    """The rejection of a pair of which all but the document is too long already, by its `tokens`."""
+def no_room_error(tokens: int, limit: int | None) -> InvalidInput:
+    """Error for a pair whose prompt and query exceed the limit without the document.
+
+    Args:
+        tokens: Tokens of prompt and query.
+        limit: The limit of the whole sequence.
+    """
     return InvalidInput(
-        f"What the model reads beside the document takes {tokens} tokens, which is more than the limit of {limit}. "
+        f"The prompt without the document takes {tokens} tokens, which is more than the limit of {limit}. "
         "Please shorten the query or the instruction, or raise the limit.",
         param="input",
     )
 
 
 def _kept(shared: SharedTokenizer, texts: Sequence[tuple[str, int | None, Side]]) -> list[str]:
-    """The part of each text that so many of its tokens stand for, without what is cut off one end."""
+    """Cut each text at one end to a number of its tokens."""
     if not texts:
         return []
     wanted = [tokens if side == "right" else None for _, tokens, side in texts]
     encodings = shared.encode([text for text, *_ in texts], wanted, offsets=True)
     return [
-        _part(text, kept(encoding.offsets, tokens, side), side)
+        _part(text, truncated(encoding.offsets, tokens, side), side)
         for (text, tokens, side), encoding in zip(texts, encodings, strict=True)
     ]
 
 
 def _part(text: str, offsets: Sequence[tuple[int, int]], side: Side) -> str:
-    """What tokens at one end of a text stand for, from or up to that end's character."""
+    """The part of a text that tokens at its beginning (side "right") or end cover."""
     if side == "right":
         return text[: max((stop for _, stop in offsets), default=0)]
     return text[min((start for start, _ in offsets), default=len(text)) :]

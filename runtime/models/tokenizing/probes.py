@@ -1,4 +1,4 @@
-"""Compare two tokenizers on short texts of the kinds on which they are known to differ."""
+"""Comparison of two tokenizers on short texts of kinds on which tokenizers often differ."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ PROBES: Final[Mapping[str, Sequence[str]]] = {
     "emoji": ("\U0001f642 ok \U0001f642\U0001f3fd", "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f"),
     "control characters": ("a\u200bb\u00adc", "x\x00y\x07z", "\ufeffstart"),
 }
-"""Texts by what is peculiar to them."""
+"""Texts by kind."""
 
 
 def encoder(tokenizer: Tokenizer) -> Encode:
-    """Encode with a tokenizer that neither cuts nor pads."""
+    """Return a function that encodes with this tokenizer, which must neither truncate nor pad."""
     return lambda texts: [e.ids for e in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
 def differences(first: Encode, second: Encode, *, more: Mapping[str, Sequence[str]] | None = None) -> tuple[str, ...]:
-    """The kinds of texts that two tokenizers read differently.
+    """Find the kinds of texts for which two tokenizers give different ids.
 
     Args:
-        first: One of them.
-        second: The other one.
-        more: Texts beside `PROBES`, by kind.
+        first: One tokenizer.
+        second: The other tokenizer.
+        more: Texts besides `PROBES`, by kind.
     """
     return tuple(kind for kind, texts in {**PROBES, **(more or {})}.items() if [*first(texts)] != [*second(texts)])

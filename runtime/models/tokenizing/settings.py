@@ -1,6 +1,6 @@
-"""Read what stands beside `tokenizer.json`: the settings and the special tokens that a folder names.
+"""Tokenizer settings and special tokens in the files beside `tokenizer.json`.
 
-Each setting is used, checked against `tokenizer.json`, without effect here, or rejected by name.
+Each setting is used, checked against `tokenizer.json`, ignored because it has no effect here, or rejected by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from staged_pool.stages.errors import ConfigError
 SETTINGS: Final = "tokenizer_config.json"
 
 _TEXT_RULES: Final = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
-"""Settings that say in other words what steps of `tokenizer.json` do."""
+"""Settings that describe steps of `tokenizer.json`."""
 
 _USED: Final = frozenset(
     {"add_bos_token", "add_eos_token", "added_tokens_decoder", "additional_special_tokens", "auto_map",
@@ -42,7 +42,7 @@ _IN_THE_FILE: Final[Mapping[str, tuple[object, ...]]] = {
     "trim_offsets": (None, False, True),
     "use_default_system_prompt": (None, False),
 }
-"""Settings of classes of which `tokenizer.json` is the result, and their values that need no word."""
+"""Settings that `tokenizer.json` replaces, and their values that need no note in the log."""
 
 _IGNORED: Final = frozenset(
     {"_commit_hash", "add_special_tokens", "backend", "device_map", "is_local", "language", "local_files_only",
@@ -54,53 +54,53 @@ _IGNORED: Final = frozenset(
      "return_token_type_ids", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id",
      "cls_token_id", "mask_token_id"}
 )  # fmt: skip
-"""Settings of calls that are not made here, and remarks on where a folder comes from."""
+"""Settings without effect here: arguments of calls, and facts about the folder's origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredToken:
-    """A token that a folder names beside `tokenizer.json`."""
+    """A token that a folder declares in a file beside `tokenizer.json`."""
 
     content: str
     index: int | None = None
-    """The id that it is said to have. None: not said."""
+    """Its declared id. None: not declared."""
     flags: Mapping[str, bool]
     """Arguments of `tokenizers.AddedToken`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSettings:
-    """What a folder says of its tokenizer beside `tokenizer.json`."""
+    """Tokenizer settings from the files beside `tokenizer.json`."""
 
-    begins: bool | None
+    adds_bos: bool | None
     """`add_bos_token`."""
-    ends: bool | None
+    adds_eos: bool | None
     """`add_eos_token`."""
     named: Mapping[str, str | None]
     """The texts of `bos_token` and `eos_token`."""
     truncation_side: Side | None
     splits_special_tokens: bool
-    """Whether the text of a special token in an input is read as ordinary text."""
+    """Tokenize the text of a special token in an input as ordinary text."""
     cleans_up: bool
-    """Whether blanks before punctuation are removed from decoded text."""
+    """Remove spaces before punctuation from decoded text."""
     cleans_up_bpe: bool
-    """Whether that holds for BPE, too, whose own blanks are right as they are."""
+    """Do so for BPE tokenizers too, although their decoded spaces are right."""
     rules: Mapping[str, bool]
-    """Those settings of `do_lower_case` and its like that are set."""
+    """The text rules (`do_lower_case` and others) that are set."""
     wants_mistral_fix: bool
     class_name: str | None
     """`tokenizer_class`."""
     names_inputs: bool
-    """Whether `model_input_names` is set."""
+    """True if `model_input_names` is set."""
     declared: tuple[DeclaredToken, ...]
     notes: tuple[str, ...]
-    """Settings that have no effect although they look like it, for the log."""
+    """Settings without the effect that they suggest, for the log."""
 
     rewritten: Mapping[str, Any]
-    """Fields whose tokens are written as objects, which transformers 5 does not read, with their texts instead."""
+    """Fields with tokens as objects, which transformers 5 does not read, converted to texts."""
 
     def is_named(self, content: str) -> bool:
-        """Whether the folder itself names this token."""
+        """Return True if the folder declares this token."""
         return any(token.content == content for token in self.declared)
 
 
@@ -108,7 +108,7 @@ def read_settings(body: Path) -> TokenizerSettings:
     """Read the settings of the tokenizer in a folder.
 
     Raises:
-        ConfigError: A file is malformed, or a setting is not supported; names both.
+        ConfigError: A file is malformed, or a setting is not supported; the message names both.
     """
     file = JsonFile.read(body / SETTINGS, root=body) or JsonFile.empty()
     named = JsonFile.read(body / "special_tokens_map.json", root=body) or JsonFile.empty()
@@ -123,8 +123,8 @@ def read_settings(body: Path) -> TokenizerSettings:
         raise ConfigError(f"{SETTINGS}: model_max_length={longest!r} must be a number")
     declared = {token.content: token for each in (added, named, file) for token in _declared(each)}
     return TokenizerSettings(
-        begins=file.get("add_bos_token", bool, None),
-        ends=file.get("add_eos_token", bool, None),
+        adds_bos=file.get("add_bos_token", bool, None),
+        adds_eos=file.get("add_eos_token", bool, None),
         named={name: _content(file, named, name) for name in ("bos_token", "eos_token")},
         truncation_side=cast("Side | None", side),
         splits_special_tokens=file.get("split_special_tokens", bool, False),
@@ -144,13 +144,13 @@ def _notes(file: JsonFile) -> Iterator[str]:
     for name, value in file.content.items():
         if name in _IN_THE_FILE:
             if value not in _IN_THE_FILE[name]:
-                yield f"{SETTINGS}: {name}={value!r}: what is done is what tokenizer.json says"
+                yield f"{SETTINGS}: {name}={value!r} is ignored: tokenizer.json is followed"
         elif name not in _USED | _IGNORED and not name.endswith(("_token", "_tokens")):
-            yield f"{SETTINGS}: {name} is not known here, and has no effect"
+            yield f"{SETTINGS}: {name} is not known, and is ignored"
 
 
 def _declared(file: JsonFile) -> Iterator[DeclaredToken]:
-    """The tokens that one file names; those with more said of them last."""
+    """Yield the tokens that one file declares; those with ids and flags come last and win."""
     if file.name == "added_tokens.json":
         for content, index in file.content.items():
             if isinstance(index, int):
@@ -161,38 +161,40 @@ def _declared(file: JsonFile) -> Iterator[DeclaredToken]:
             values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         else:
             values = [value] if name.endswith("_token") else []
-        for one in values:
-            if (token := _token(one, special=True)) is not None:
+        for each in values:
+            if (token := _token(each, special=True)) is not None:
                 yield token
-    for index, one in file.get("added_tokens_decoder", dict, {}).items():
-        token = _token(one, special=False)
+    for index, each in file.get("added_tokens_decoder", dict, {}).items():
+        token = _token(each, special=False)
         if token is None or not str(index).isdecimal():
-            raise ConfigError(f"{file.name}: added_tokens_decoder: {index!r}: {one!r} is not a token and its id")
+            raise ConfigError(f"{file.name}: added_tokens_decoder: {index!r}: {each!r} is not a token with its id")
         yield DeclaredToken(content=token.content, index=int(index), flags=token.flags)
 
 
 def _as_texts(file: JsonFile, named: JsonFile) -> dict[str, Any]:
-    """Fields of special tokens that are written as objects without a `__type`: all tokens of the field as texts."""
+    """Convert fields that have special tokens as objects without a `__type` to fields with texts."""
     found: dict[str, Any] = {}
     for name, value in file.content.items():
         bare = name.endswith("_token") and isinstance(value, dict) and "__type" not in value
-        if bare and (one := _token(value, special=True)) is not None:
-            found[name] = one.content
+        if bare and (token := _token(value, special=True)) is not None:
+            found[name] = token.content
     for field in ("additional_special_tokens", "extra_special_tokens"):
         given = [value for each in (file, named) if (value := each.content.get(field))]
         plain = [list(value.values()) if isinstance(value, dict) else value for value in given]
-        if not any(isinstance(one, dict) for each in plain if isinstance(each, list) for one in each):
+        values = [value for each in plain if isinstance(each, list) for value in each]
+        if not any(isinstance(value, dict) for value in values):
             continue
         if isinstance(first := given[0], dict):
-            found[field] = {name: token.content for name, one in first.items() if (token := _token(one, special=True))}
+            named_tokens = {name: _token(value, special=True) for name, value in first.items()}
+            found[field] = {name: token.content for name, token in named_tokens.items() if token is not None}
             continue
-        tokens = [_token(one, special=True) for each in plain if isinstance(each, list) for one in each]
+        tokens = [_token(value, special=True) for value in values]
         found[field] = list(dict.fromkeys(token.content for token in tokens if token is not None))
     return found
 
 
 def _token(value: Any, *, special: bool) -> DeclaredToken | None:
-    """A token as these files write it: its text, or an object with it and its flags."""
+    """Read a token: its text, or an object with its text and flags."""
     content = value.get("content") if isinstance(value, dict) else value
     if not isinstance(content, str) or not content:
         return None

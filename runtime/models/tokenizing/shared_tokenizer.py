@@ -1,10 +1,10 @@
-"""One tokenizer for many threads.
+"""A tokenizer that many threads share.
 
-Truncation and padding are settings of a `tokenizers.Tokenizer`, not arguments of a call: threads that ask
-one tokenizer for different lengths silently get each other's. So the tokenizer here is a private copy on which
-neither is ever set. It only tokenizes the bare text; cutting and adding special tokens are list operations.
+Truncation and padding are settings of a `tokenizers.Tokenizer`, not arguments of a call. Threads that set different
+lengths on one tokenizer would silently get each other's. So this is a private copy on which neither is ever set. It
+tokenizes only bare text; truncation and special tokens are list operations.
 
-The batch calls are used even for one text: they release the GIL, the single call does not.
+Batch calls are used even for one text: they release the GIL, the single call does not.
 """
 
 from __future__ import annotations
@@ -24,50 +24,49 @@ from staged_pool.runtime.models.tokenizing.limits import check_characters
 from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
 
 Encoding: TypeAlias = Any
-"""Of `tokenizers`: `ids`, and where they were asked for `offsets` (in characters) and `word_ids`."""
+"""An encoding of `tokenizers`: `ids`, and if requested `offsets` (in characters) and `word_ids`."""
 
 
-PORTION: Final = 2**18
-"""Characters of several texts that are tokenized in one call, about."""
+CALL_CHARACTERS: Final = 2**18
+"""Approximate number of characters in one call for several texts."""
 
 
 class SharedTokenizer:
-    """A tokenizer whose methods may run in several threads at once, on texts that are valid Unicode.
+    """A tokenizer whose methods may run in several threads at once.
 
     Args:
-        source: A tokenizer as its model's author set it up; it is copied.
-        lower_case: Whether text is lowercased before anything else is done to it.
+        source: The folder's tokenizer; it is copied.
+        lower_case: Lowercase texts before tokenization.
     """
 
     tokenizer: Tokenizer
-    """To read from; its settings must stay as they are."""
+    """The private copy; its settings must not be changed."""
 
     def __init__(self, source: Tokenizer, *, lower_case: bool = False) -> None:
         self.tokenizer = Tokenizer.from_str(source.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = source.encode_special_tokens  # which is not in the text of a tokenizer
+        self.tokenizer.encode_special_tokens = source.encode_special_tokens  # `to_str` leaves this setting out
         if lower_case:
             given = self.tokenizer.normalizer
             steps = [Lowercase(), *([given] if given is not None else [])]
             self.tokenizer.normalizer = NormalizerSequence(steps)
         self._can_cut = can_cut(self.tokenizer)
         self._long_texts = threading.Lock()
-        """Held while more than `PORTION` characters are tokenized, which takes hundreds of megabytes."""
+        """Held by a call with more than `CALL_CHARACTERS` characters, which needs hundreds of megabytes."""
 
     def encode(
         self, texts: Sequence[str], wanted: Sequence[int | None] | None = None, *, offsets: bool = False
     ) -> list[Encoding]:
-        """What the tokenizer makes of each bare text.
+        """Encode texts without special tokens.
 
         Args:
             texts: Valid Unicode.
-            wanted: For each text how many of its leading tokens are looked at; a long text may give no more than
-                that. None: all.
-            offsets: Whether `offsets` and `word_ids` are needed, which cost a little.
+            wanted: Number of leading tokens needed of each text; a long text may get no more. None: all.
+            offsets: Compute `offsets` and `word_ids` too, at a small cost.
 
         Raises:
-            InvalidInput: A text is too long for that, see `check_characters`.
+            InvalidInput: A text is too long, see `check_characters`.
         """
         call = partial(self._encode_whole, offsets=offsets)
         if wanted is None or not self._can_cut or not any(wanted):
@@ -75,9 +74,9 @@ class SharedTokenizer:
         return encode_beginnings(call, texts, wanted)
 
     def encode_ids(self, texts: Sequence[str], wanted: Sequence[int | None] | None = None) -> list[TokenIds]:
-        """Tokenize bare texts, in calls of about `PORTION` characters.
+        """Encode texts to ids without special tokens, in calls of about `CALL_CHARACTERS` characters.
 
-        An `Encoding` takes many times the memory of its ids, which are all that is kept from one call to the next.
+        An `Encoding` takes many times the memory of its ids, so only the ids are kept between calls.
 
         Args:
             texts: See `encode`.
@@ -92,7 +91,7 @@ class SharedTokenizer:
         ids: list[TokenIds] = []
         start = characters = 0
         for end, text in enumerate(texts):
-            if characters and characters + len(text) > PORTION:
+            if characters and characters + len(text) > CALL_CHARACTERS:
                 ids += self._ids_of(texts[start:end], wanted and wanted[start:end])
                 start, characters = end, 0
             characters += len(text)
@@ -105,27 +104,31 @@ class SharedTokenizer:
         for text in texts:
             check_characters(text)
         call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
-        is_long = sum(map(len, texts)) > PORTION
+        is_long = sum(map(len, texts)) > CALL_CHARACTERS
         with self._long_texts if is_long else nullcontext():
             encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
         return encodings
 
     def without_middle(self, text: str, start: int, end: int, tokens: int) -> str:
-        """See `long_texts.without_middle`; the text itself where that does not hold for this tokenizer."""
+        """See `long_texts.without_middle`; returns the whole text if the tokenizer does not allow cuts."""
         if not self._can_cut:
             return text
         call = partial(self.tokenizer.encode_batch_fast, add_special_tokens=False)
         return without_middle(call, text, start, end, tokens)
 
     def ids(self, text: str) -> list[int]:
-        """The ids of one bare text."""
+        """Encode one text to ids without special tokens."""
         return self.encode_ids([text])[0]
 
 
-def shared_beginning(ids: Sequence[int], prompt: Sequence[int] | None) -> int:
-    """How many of a prompted text's tokens are the prompt's: those that it has when it stands alone, too.
+def common_prefix(ids: Sequence[int], prompt: Sequence[int] | None) -> int:
+    """Count the leading tokens that a text shares with its prompt's own tokens.
 
-    The last ones may not be: the blank that ends a prompt becomes part of the text's first word.
+    The prompt's last token may differ: a space at its end becomes part of the text's first word.
+
+    Args:
+        ids: Tokens of prompt and text together.
+        prompt: Tokens of the prompt alone. None: there is no prompt.
     """
     if prompt is None:
         return 0

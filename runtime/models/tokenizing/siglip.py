@@ -1,9 +1,8 @@
-"""The tokenizers of SigLIP and its successors, which were trained on lowercased texts.
+"""Tokenizers of SigLIP and its successors, which were trained on lowercased texts.
 
-SigLIP's class in transformers is in Python; the `tokenizer.json` that lies beside its own file stands in for it.
-
-Before it looks up tokens, that class lowercases a text, leaves out punctuation and joins blanks. The
-`tokenizer.json` is tried out for that: there are some that do not do so.
+SigLIP's class in transformers is written in Python; the folder's `tokenizer.json` is used instead. The class lowercases
+a text, removes punctuation and joins spaces before it looks up tokens. Some `tokenizer.json` files do not, so each is
+checked.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ _SAME: Final = (
     (" a \n  b ", "a b"),
     ("".join(f"x{mark}" for mark in string.punctuation), "x" * len(string.punctuation)),
 )
-"""Texts that are one to the class."""
+"""Pairs of texts that the class tokenizes alike."""
 
 
 _LOWERING: Final = frozenset({"Siglip2Tokenizer"})
-"""Classes that lowercase texts although the files of their models do not: the models were trained on such texts."""
+"""Classes that lowercase texts although `tokenizer.json` does not, as the models were trained."""
 
 
 def lower_texts(tokenizer: Tokenizer, class_name: str) -> str | None:
-    """Lowercase texts before anything else, where a class does so and `tokenizer.json` does not.
+    """Add lowercasing to a tokenizer whose class does it but whose `tokenizer.json` does not.
 
     Args:
-        tokenizer: Is changed.
-        class_name: Of the class in transformers.
+        tokenizer: The tokenizer; it is changed.
+        class_name: Name of its class in transformers.
 
     Returns:
-        A note for the log. None: nothing was done.
+        A note for the log. None: nothing was changed.
     """
     if class_name not in _LOWERING or tokenizer.encode("Hello THERE").ids == tokenizer.encode("hello there").ids:
         return None
@@ -49,23 +48,23 @@ def lower_texts(tokenizer: Tokenizer, class_name: str) -> str | None:
 
 
 def is_siglip_tokenizer(body: Path) -> bool:
-    """Whether a folder asks for that class, and has what stands in for it."""
+    """True if a folder has SigLIP's class and a `tokenizer.json`."""
     settings = JsonFile.read(body / "tokenizer_config.json", root=body) or JsonFile.empty()
     return settings.content.get("tokenizer_class") == _CLASS and (body / "tokenizer.json").is_file()
 
 
 def check_siglip_tokenizer(tokenizer: Tokenizer) -> None:
-    """Compare what stands in for that class with what it does.
+    """Compare a `tokenizer.json` with SigLIP's class.
 
     Args:
-        tokenizer: Neither cuts nor pads.
+        tokenizer: The tokenizer of the file, without truncation and padding.
 
     Raises:
-        ConfigError: It does something else with texts than the class.
+        ConfigError: It tokenizes texts differently.
     """
     for text, canonical in _SAME:
         if tokenizer.encode(text).ids != tokenizer.encode(canonical).ids:
             raise ConfigError(
-                f"tokenizer.json: does not lowercase texts, leave out punctuation and join blanks, as {_CLASS} does, "
-                "which is in Python and not run"
+                f"tokenizer.json: does not lowercase texts, remove punctuation and join spaces, as {_CLASS} does, "
+                "whose Python code is not run"
             )

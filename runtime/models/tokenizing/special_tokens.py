@@ -1,7 +1,7 @@
-"""Find out which special tokens a tokenizer puts around a text, and around and between the two of a pair.
+"""Special tokens that a tokenizer adds to one text or to a pair.
 
-They are found by comparing what a tokenizer makes of texts with and without them. A tokenizer that does anything
-else with special tokens than to put the same ones at the same places would be imitated wrongly, and is refused.
+They are found by comparison of the ids with and without them. A tokenizer that does not add the same tokens at the same
+places to every text is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROBES: Final = ("x", "a b c", "Two sentences. Of words?")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What stands around one text."""
+    """Token ids before and after one text."""
 
     prefix: TokenIds
     suffix: TokenIds
@@ -32,14 +32,13 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class PairSpecialTokens:
-    """What stands around and between two texts."""
+    """Token ids around and between two texts."""
 
     prefix: TokenIds
     middle: TokenIds
     suffix: TokenIds
     typed_middle: int | None
-    """How many of the middle belong to the first segment, where the tokenizer tells the two apart. None: it does not
-    (all token types are 0)."""
+    """Number of middle tokens that belong to the first segment. None: all token types are 0."""
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
@@ -48,15 +47,15 @@ class PairSpecialTokens:
         return [*self.prefix, *first, *self.middle, *second, *self.suffix]
 
     def first_tokens(self, first: Sequence[int]) -> int | None:
-        """Tokens of the first segment when this is the first text; None where there is one segment."""
+        """Count the tokens of the first segment for this first text. None: there is only one segment."""
         return None if self.typed_middle is None else len(self.prefix) + len(first) + self.typed_middle
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """The ids that the tokenizer puts before and after any text.
+    """Find the ids that the tokenizer adds before and after every text.
 
     Raises:
-        ConfigError: It does more with special tokens than that.
+        ConfigError: It adds them at other places, or not the same ones to every text.
     """
     bare = [e.ids for e in tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)]
     full = [e.ids for e in tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=True)]
@@ -65,33 +64,34 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
         found = SpecialTokens(full[0][:before], full[0][before + len(bare[0]) :])
         if all(f == [*found.prefix, *b, *found.suffix] for f, b in zip(full, bare, strict=True)):
             return found
-    raise ConfigError("the tokenizer does more with special tokens than to put them around the text")
+    raise ConfigError("the tokenizer does not add the same special tokens before and after every text")
 
 
 def read_frame(frame: tuple[str, str], tokenizer: Tokenizer) -> SpecialTokens:
-    """The ids of what is written before and behind a text.
+    """Tokenize the texts written before and after an input.
 
     Raises:
-        ConfigError: The tokenizer joins them with the text, so that they have no ids of their own.
+        ConfigError: The tokenizer merges them with the input, so they have no ids of their own.
     """
     before, after = (e.ids for e in tokenizer.encode_batch_fast(list(frame), add_special_tokens=False))
     inside = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
     framed = [f"{frame[0]}{probe}{frame[1]}" for probe in _PROBES]
     whole = tokenizer.encode_batch_fast(framed, add_special_tokens=False)
-    if any(all_of_it.ids != [*before, *e.ids, *after] for all_of_it, e in zip(whole, inside, strict=True)):
-        raise ConfigError(f"the tokenizer joins texts with what goes around them: {frame[0]!r} and {frame[1]!r}")
+    if any(full.ids != [*before, *bare.ids, *after] for full, bare in zip(whole, inside, strict=True)):
+        raise ConfigError(f"the tokenizer merges inputs with the text around them: {frame[0]!r} and {frame[1]!r}")
     return SpecialTokens(before, after)
 
 
 def find_pair_special_tokens(tokenizer: Tokenizer, *, gives_types: bool) -> PairSpecialTokens:
-    """The ids that the tokenizer puts around and between any two texts, and where the second segment begins.
+    """Find the ids that the tokenizer adds to every pair, and the second segment's start.
 
     Args:
-        tokenizer: One on which truncation and padding are not set.
-        gives_types: Whether the model is given token types at all.
+        tokenizer: A tokenizer without truncation and padding.
+        gives_types: True if the model takes token types.
 
     Raises:
-        ConfigError: It does more with a pair than that, or its types are not 0 up to one place and 1 from there on.
+        ConfigError: It does not add the same ids to every pair, or its types are not 0 for the first segment and 1
+            for the second.
     """
     pairs = list(product(_PROBES, repeat=2))
     alone = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
@@ -100,7 +100,9 @@ def find_pair_special_tokens(tokenizer: Tokenizer, *, gives_types: bool) -> Pair
     known = [(bare[first], bare[second], e.ids, e.type_ids) for (first, second), e in zip(pairs, full, strict=True)]
     places = [way for way in _ways(*known[0][:3]) if all(way.join(a, b) == ids for a, b, ids, _ in known)]
     if not places:
-        raise ConfigError("the tokenizer does more with a pair than to put special tokens around and between its texts")
+        raise ConfigError(
+            "the tokenizer does not add the same special tokens around and between the texts of every pair"
+        )
     if not gives_types:
         return places[0]
     for typed_middle in (None, *range(len(places[0].middle) + 1)):
@@ -111,7 +113,7 @@ def find_pair_special_tokens(tokenizer: Tokenizer, *, gives_types: bool) -> Pair
 
 
 def _ways(first: TokenIds, second: TokenIds, full: TokenIds) -> Iterator[PairSpecialTokens]:
-    """Every way to see two texts in one sequence."""
+    """Yield every split of a sequence into prefix, first text, middle, second text and suffix."""
     added = len(full) - len(first) - len(second)
     for before in range(added + 1):
         for between in range(added - before + 1):

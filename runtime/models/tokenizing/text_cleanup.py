@@ -1,4 +1,4 @@
-"""Clean up decoded text, as `clean_up_tokenization_spaces` asks for it."""
+"""Clean-up of decoded text for the setting `clean_up_tokenization_spaces`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _GAPS: Final = (
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
-"""What is replaced, in this order: the rules of transformers' `clean_up_tokenization`."""
+"""Replacements, in order: the rules of transformers' `clean_up_tokenization`."""
 
 
-def without_gaps(text: str) -> str:
-    """Remove the blanks before English punctuation and contractions."""
+def clean_up_spaces(text: str) -> str:
+    """Remove spaces before English punctuation and contractions."""
     for gap, closed in _GAPS:
         text = text.replace(gap, closed)
     return text

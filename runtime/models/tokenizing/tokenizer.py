@@ -1,4 +1,4 @@
-"""Turn what the caller sent into token ids, and back."""
+"""Conversion of a model's inputs to token ids, and of token ids to text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
     find_pair_special_tokens,
     find_special_tokens,
 )
-from staged_pool.runtime.models.tokenizing.text_cleanup import without_gaps
+from staged_pool.runtime.models.tokenizing.text_cleanup import clean_up_spaces
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
@@ -31,31 +31,31 @@ class TextTokenizer:
     """The tokenizer of one model. Every method may run in several threads at once.
 
     Args:
-        source: A tokenizer as its model's author set it up; it is copied.
-        max_tokens: Longest input that the model takes, special tokens included.
-        vocabulary: Token ids run from 0 to one less.
-        lower_case: Whether text is lowercased before anything else is done to it.
-        pools_prompt: Whether pooling counts the tokens of a prompt. False marks them in each sequence.
-        gives_types: Whether the model is given token types, which tell the texts of a pair apart.
-        chat_template: Jinja that makes one text of a conversation. None: the model takes no conversations.
-        special_tokens: What templates are told of the special tokens: the text of each by its name.
-        pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
-        roles: How queries and documents are read, where that differs; a text without a role is a document.
-        sees: Whether the chat template is one for messages of texts and images.
+        source: The folder's tokenizer; it is copied.
+        max_tokens: Longest input of the model in tokens, special tokens included.
+        vocabulary: Number of token ids: they run from 0 to `vocabulary` - 1.
+        lower_case: Lowercase texts before tokenization.
+        pools_prompt: True if pooling includes the tokens of a prompt. False marks them in each sequence.
+        gives_types: True if the model takes token types, which distinguish the texts of a pair.
+        chat_template: Jinja template that renders a conversation as one text. None: the model has none.
+        special_tokens: The text of each special token by its name, for chat templates.
+        pair_template: Prompt of a pair. None: two texts with the tokenizer's special tokens.
+        roles: Treatment of queries and documents. A text without a role is a document.
+        takes_parts: True if the chat template takes messages with texts and images.
         reads_one: The model reads one text or one image at a time. Without a chat template, a conversation of texts is
-            then what it says, read as any other text.
-        truncation_side: The end that is cut off where a request does not say it.
-        cleans_up: Whether blanks before punctuation are removed from decoded text.
+            then read as the plain text of its messages.
+        truncation_side: The end that is cut off unless the request names one.
+        cleans_up: Remove spaces before punctuation from decoded text.
 
     Raises:
-        ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room; or the pair
-            template is not one for pairs.
+        ConfigError: The special tokens are not a fixed prefix and suffix, or leave no room for text; or the pair
+            template does not fit pairs.
     """
 
     shared: SharedTokenizer
     limits: InputLimits
     special: SpecialTokens
-    """What the tokenizer puts around a text."""
+    """The special tokens around a text."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TextTokenizer:
         special_tokens: Mapping[str, object] | None = None,
         pair_template: PairForm | None = None,
         roles: Mapping[Role, RoleSpec] | None = None,
-        sees: bool = False,
+        takes_parts: bool = False,
         reads_one: bool = False,
         truncation_side: Side = "right",
         cleans_up: bool = False,
@@ -80,8 +80,8 @@ class TextTokenizer:
         self._cleans_up = cleans_up
         self.special = find_special_tokens(self.shared.tokenizer)
         if len(self.special) >= max_tokens:
-            raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
-        chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {}, sees)
+            raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens fill already")
+        chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {}, takes_parts)
         self._texts = TextReader(
             self.shared,
             self.special,
@@ -107,10 +107,10 @@ class TextTokenizer:
             self._pairs = PairReader(self.shared, pair, self.limits)
 
     def require_pairs(self) -> None:
-        """For a model that is made for pairs.
+        """Check that the tokenizer supports pairs, for a model that needs them.
 
         Raises:
-            ConfigError: The tokenizer does with pairs what is not understood here.
+            ConfigError: The tokenizer's treatment of pairs is not supported.
         """
         if isinstance(self._pairs, ConfigError):
             raise self._pairs
@@ -118,10 +118,10 @@ class TextTokenizer:
     def preprocess(
         self, inputs: Sequence[ModelInput]
     ) -> list[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
-        """Turn each input into token ids, or say what is wrong with it. Order and number are kept.
+        """Tokenize each input, or return its error. The results have the order of the inputs.
 
-        An input that may be split and is too long gives several. An error carries no index: only the caller knows
-        where in its request these inputs stand.
+        A too long input that may be split gives a tuple of sequences. An error has no index: only the caller knows the
+        places of these inputs in its request.
         """
         texts = [(given, given.source) for given in inputs if isinstance(given.source, TextInput)]
         if len(texts) == len(inputs):
@@ -135,10 +135,10 @@ class TextTokenizer:
         return self._texts.write_chat(chat, prompt)
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        """Tokenize one text or conversation without prompt and without cutting it.
+        """Tokenize one text or conversation, without prompt and truncation.
 
         Raises:
-            InvalidInput: The text is not valid Unicode, or the model has no chat template for the conversation.
+            InvalidInput: The text is not valid Unicode or too long, or the model has no chat template.
         """
         text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
@@ -151,17 +151,17 @@ class TextTokenizer:
         return Tokens(encoding.ids, encoding.tokens, spans)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text that tokens spell, as the tokenizer's decoder joins them.
+        """Decode token ids to text.
 
         Raises:
-            InvalidInput: An id is out of vocabulary.
+            InvalidInput: An id is outside the vocabulary.
         """
         if not ids:
             return ""
         self.limits.check_ids(ids)
         text: str
         (text,) = self.shared.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
-        return without_gaps(text) if self._cleans_up else text
+        return clean_up_spaces(text) if self._cleans_up else text
 
     def _read_pairs(
         self, pairs: Sequence[tuple[ModelInput, PairInput]]
@@ -172,6 +172,6 @@ class TextTokenizer:
 
 
 def _first_token(shared: SharedTokenizer, special_tokens: Mapping[str, object]) -> int | None:
-    """The id of the token that begins a text. None: there is none, or padding is the same token."""
+    """Id of `bos_token`. None: there is none, or it is the padding token too."""
     begin, padding = special_tokens.get("bos_token"), special_tokens.get("pad_token")
     return None if begin is None or begin == padding else shared.tokenizer.token_to_id(str(begin))

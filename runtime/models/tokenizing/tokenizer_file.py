@@ -1,6 +1,7 @@
-"""Read `tokenizer.json`, which alone says how a text becomes token ids, and complete it by what stands beside it.
+"""Loading of `tokenizer.json`, completed by the settings in the files beside it.
 
-Classes of transformers 5 build a tokenizer of their own from the vocabulary of that file, and drop its other steps.
+The file alone defines how a text becomes token ids. Classes of transformers 5, however, rebuild a tokenizer from its
+vocabulary and drop its other steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from staged_pool.stages.errors import ConfigError
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 _FIXED_MISTRAL: Final = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-"""A part of the right expression of Mistral's tokenizers, which the wrong one lacks."""
+"""Part of the correct regular expression of Mistral's tokenizers; the faulty one lacks it."""
 
 _ACCENTS: Final = str.maketrans("\u00e9\u00ef", "ei")
 
@@ -32,21 +33,21 @@ _RULES: Final[Mapping[str, tuple[Sequence[str], Callable[[str], str]]]] = {
     "tokenize_chinese_chars": (("\u65e5\u672c\u8a9e", "\u4e2d\u6587"), " ".join),
     "add_prefix_space": (("hello", "the"), lambda text: f" {text}"),
 }
-"""Texts, and what makes of them others that are read alike where the setting is on."""
+"""By setting: test texts, and a change that leaves their ids the same if the setting is on."""
 
 
 _TRIED: Final = (("",), ("a b",), ("", ""))
-"""A text alone, and a pair: steps that follow each other in a file may fit neither."""
+"""Inputs that a loaded tokenizer is tried on: inconsistent steps of a file make the library panic on one."""
 
 
 def read_tokenizer_file(body: Path) -> tuple[Tokenizer, Side | None] | None:
-    """Read `tokenizer.json` of a folder, and drop what it has kept of the calls before it was saved.
+    """Read `tokenizer.json` of a folder, without its saved truncation, padding and dropout.
 
     Returns:
-        The tokenizer, and what `without_call_settings` gives for it. None: there is no such file.
+        The tokenizer, and the result of `without_call_settings`. None: there is no such file.
 
     Raises:
-        ConfigError: It is damaged, or the library panics where it follows the file.
+        ConfigError: The file is damaged, or the tokenizers library panics on it.
     """
     path = body / TOKENIZER_FILE
     if not path.is_file():
@@ -55,39 +56,39 @@ def read_tokenizer_file(body: Path) -> tuple[Tokenizer, Side | None] | None:
         tokenizer = Tokenizer.from_file(str(path))
         side = without_call_settings(tokenizer)
         for given in _TRIED:
-            with suppress(Exception):  # no panic: whoever needs such texts says what is wrong
+            with suppress(Exception):  # only panics matter here; other errors are reported where they occur
                 tokenizer.encode(*given)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises no narrower one, and no `Exception` where it panics
+    except BaseException as error:  # the library raises a plain Exception, and for a panic a bare BaseException
         JsonFile.read(path, root=body)
         raise ConfigError(f"{body}: the tokenizer cannot be loaded: {TOKENIZER_FILE}: {error}") from error
     return tokenizer, side
 
 
 def without_call_settings(tokenizer: Tokenizer) -> Side | None:
-    """Drop what a saved tokenizer has kept of the calls before: truncation, padding and dropout.
+    """Remove the settings saved from earlier calls: truncation, padding and dropout.
 
     Returns:
-        The side on which it cut texts, which is what is cut where nothing else is said. None: it cut none.
+        The saved truncation side, used as the default. None: truncation was off.
     """
     truncation = tokenizer.truncation
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
-        tokenizer.model.dropout = None  # merges that are left out at random are for training
+        tokenizer.model.dropout = None  # BPE dropout skips merges at random, for training only
     if truncation is None:
         return None
     return "left" if str(truncation["direction"]).lower() == "left" else "right"
 
 
 def add_declared_tokens(tokenizer: Tokenizer, declared: Sequence[DeclaredToken], rows: int | None) -> Iterator[str]:
-    """Add tokens that a folder names and `tokenizer.json` lacks, as far as they have an id.
+    """Add tokens that a folder declares and `tokenizer.json` lacks, if their ids fit.
 
     Args:
-        tokenizer: Is changed.
-        declared: Those with an id first, in its order.
-        rows: Of the model's token embedding, as far as config.json says it.
+        tokenizer: The tokenizer; it is changed.
+        declared: The declared tokens, those with an id first, in the order of their ids.
+        rows: Rows of the model's token embedding. None: config.json does not say.
 
     Yields:
         Notes for the log.
@@ -97,7 +98,7 @@ def add_declared_tokens(tokenizer: Tokenizer, declared: Sequence[DeclaredToken],
         found: int | None = tokenizer.token_to_id(content)
         if found is not None and token.index not in (None, found):
             yield (
-                f"{SETTINGS}: {content!r} is said to be token {token.index}, which is {found} in {TOKENIZER_FILE}: "
+                f"{SETTINGS}: {content!r} is declared as token {token.index}, but is {found} in {TOKENIZER_FILE}: "
                 f"{found} is used"
             )
         if any(added.content == content for added in known.values()):
@@ -112,26 +113,26 @@ def add_declared_tokens(tokenizer: Tokenizer, declared: Sequence[DeclaredToken],
                 continue
         added = AddedToken(content, **token.flags)
         (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
-        yield f"{SETTINGS}: {content!r} is read as token {tokenizer.token_to_id(content)}, as which it is named there"
+        yield f"{SETTINGS}: {content!r} is added as token {tokenizer.token_to_id(content)}, as declared there"
 
 
 def add_ends(tokenizer: Tokenizer, settings: TokenizerSettings, special_tokens: Mapping[str, object]) -> Iterator[str]:
-    """Have the tokenizer put the first and the last token around texts that the settings ask for, where it does not.
+    """Add the first and last token of `add_bos_token` and `add_eos_token`, if the tokenizer does not.
 
     Args:
-        tokenizer: Is changed.
-        settings: Of its folder.
-        special_tokens: The text of each special token by its name, as its class has them where the folder does not.
+        tokenizer: The tokenizer; it is changed.
+        settings: The settings of its folder.
+        special_tokens: The text of each special token by its name, by the tokenizer's class, as defaults.
 
     Yields:
         Notes for the log.
 
     Raises:
-        ConfigError: The token is not known, or the special tokens of the file leave no place for it.
+        ConfigError: The token is not in the vocabulary, or the file's post-processor has no place for it.
     """
     for asked, field, name, at_end in (
-        (settings.begins, "add_bos_token", "bos_token", False),
-        (settings.ends, "add_eos_token", "eos_token", True),
+        (settings.adds_bos, "add_bos_token", "bos_token", False),
+        (settings.adds_eos, "add_eos_token", "eos_token", True),
     ):
         usual = special_tokens.get(name)
         content = settings.named[name] or (None if usual is None else str(usual))
@@ -139,22 +140,22 @@ def add_ends(tokenizer: Tokenizer, settings: TokenizerSettings, special_tokens: 
             continue
         found = None if content is None else tokenizer.token_to_id(content)
         if found is None:
-            raise ConfigError(f"{SETTINGS}: {field}=true, but {name} names no token of the vocabulary: {content!r}")
+            raise ConfigError(f"{SETTINGS}: {field}=true, but {name} is not in the vocabulary: {content!r}")
         special = find_special_tokens(tokenizer)
         around = special.suffix[-1:] if at_end else special.prefix[:1]
         if (around == [found]) == asked:
             continue
-        where = "behind" if at_end else "before"
+        where = "after" if at_end else "before"
         if not asked:
-            yield f"{SETTINGS}: {field}=false, but {TOKENIZER_FILE} puts {content!r} {where} texts, which is done"
+            yield f"{SETTINGS}: {field}=false, but {TOKENIZER_FILE} adds {content!r} {where} texts, which is followed"
             continue
         assert content is not None
         tokenizer.post_processor = _with_end(tokenizer, content, found, at_end=at_end)
-        yield f"{SETTINGS}: {field}=true: {content!r} is put {where} texts, which {TOKENIZER_FILE} does not do"
+        yield f"{SETTINGS}: {field}=true: {content!r} is added {where} texts, which {TOKENIZER_FILE} does not do"
 
 
 def contradicted_rules(tokenizer: Tokenizer, rules: Mapping[str, bool]) -> Iterator[str]:
-    """Find settings that say something else than `tokenizer.json` does, for the log."""
+    """Yield a note for each setting that contradicts `tokenizer.json`."""
     for name, wanted in rules.items():
         texts, change = _RULES[name]
         alike = [_bare(tokenizer, text) == _bare(tokenizer, change(text)) for text in texts]
@@ -164,15 +165,15 @@ def contradicted_rules(tokenizer: Tokenizer, rules: Mapping[str, bool]) -> Itera
 
 
 def check_mistral_fix(tokenizer: Tokenizer) -> None:
-    """Reject `fix_mistral_regex` where `tokenizer.json` does not have the right expression already.
+    """Reject `fix_mistral_regex` unless `tokenizer.json` has the correct expression already.
 
     Raises:
-        ConfigError: It has another one.
+        ConfigError: The file has another expression.
     """
     if _FIXED_MISTRAL not in str(_state(tokenizer.pre_tokenizer)).replace("\\\\", "\\"):
         raise ConfigError(
-            f"{SETTINGS}: fix_mistral_regex=true asks for another pre-tokenizer than that of {TOKENIZER_FILE}: save "
-            "the tokenizer with the right one, or remove the setting"
+            f"{SETTINGS}: fix_mistral_regex=true needs another pre-tokenizer than that of {TOKENIZER_FILE}: save the "
+            "tokenizer with the correct one, or remove the setting"
         )
 
 
@@ -182,15 +183,15 @@ def _bare(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _state(component: Any) -> Any:
-    """The settings of a part of a tokenizer, as `tokenizer.json` has them."""
+    """Settings of a tokenizer's component, as in `tokenizer.json`."""
     return None if component is None else json.loads(component.__getstate__())
 
 
 def _with_end(tokenizer: Tokenizer, content: str, token: int, *, at_end: bool) -> Any:
-    """The tokenizer's post-processor, with one more special token at the beginning or the end of each text.
+    """Build the tokenizer's post-processor with one more special token before or after each text.
 
     Raises:
-        ConfigError: It is of a kind whose special tokens are not a template.
+        ConfigError: The post-processor is not a template.
     """
     state = _state(tokenizer.post_processor)
     steps = [] if state is None else state["processors"] if state["type"] == "Sequence" else [state]
@@ -199,8 +200,8 @@ def _with_end(tokenizer: Tokenizer, content: str, token: int, *, at_end: bool) -
     if others or len(templates) > 1:
         raise ConfigError(
             f"{SETTINGS}: {'add_eos_token' if at_end else 'add_bos_token'}=true, but the special tokens of "
-            f"{TOKENIZER_FILE} are set by {others[0] if others else 'two templates'}, which has no place for "
-            f"{content!r}: set the tokens there"
+            f"{TOKENIZER_FILE} come from {others[0] if others else 'two templates'}, to which {content!r} cannot be "
+            "added: set the tokens in that file"
         )
     if not templates:
         texts: list[Any] = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
@@ -219,8 +220,10 @@ def _with_end(tokenizer: Tokenizer, content: str, token: int, *, at_end: bool) -
 
 
 def _with_pieces(pieces: Sequence[dict[str, Any]], content: str, *, at_end: bool) -> Iterator[dict[str, Any]]:
-    """A template with the token before or behind each text: the first one's beginning and the last one's end are those
-    of the whole."""
+    """Yield a template's pieces with the token added before or after each text.
+
+    Before the first text it goes to the beginning of the whole template, and after the last text to its end.
+    """
     places = [place for place, piece in enumerate(pieces) if "Sequence" in piece]
     kinds = {place: pieces[place]["Sequence"]["type_id"] for place in places}
     if at_end:

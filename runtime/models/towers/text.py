@@ -18,7 +18,7 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
-from staged_pool.runtime.models.tokenizing.input_roles import filling_roles, resolve_roles
+from staged_pool.runtime.models.tokenizing.input_roles import padded_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.transformer import layout_checks
@@ -145,7 +145,7 @@ def _build_tokenizer(
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     takes_conversations = folder.images is None or folder.images.takes_conversations
     roles = (
-        filling_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
+        padded_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
         if folder.pads_texts
         else resolve_roles(
             folder.roles,
@@ -166,7 +166,7 @@ def _build_tokenizer(
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
         roles=roles,
-        sees=folder.images is not None,
+        takes_parts=folder.images is not None,
         reads_one=loaded.image is not None or not takes_conversations,
         truncation_side=source.truncation_side,
         cleans_up=source.cleans_up,
