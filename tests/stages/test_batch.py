@@ -36,12 +36,16 @@ class Clock:
         return self.now
 
 
+def capitals(texts: Sequence[str]) -> Sequence[Outcome]:
+    return [text.upper() for text in texts]
+
+
 class World:
     """A batch stage between two channels. A letter costs a token; its row is the capital."""
 
     def __init__(
         self,
-        forward: Callable[[Sequence[str]], Sequence[Outcome]] = lambda texts: [text.upper() for text in texts],
+        forward: Callable[[Sequence[str]], Sequence[Outcome]] = capitals,
         *,
         slots: int = 1,
         ahead: int = 0,
