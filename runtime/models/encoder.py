@@ -73,10 +73,10 @@ class Encoder:
             if self.multimodal is None:
                 raise Unsupported(f"The model `{self.card.name}` does not read images as tokens.")
             return self.multimodal.tokenize(source, add_special_tokens=add_special_tokens)
-        return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
+        return self._text_tokenizer().tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self._texts().detokenize(ids, skip_special_tokens=skip_special_tokens)
+        return self._text_tokenizer().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch on the least busy device: one copy of the inputs to it, one copy of each output back.
@@ -122,7 +122,7 @@ class Encoder:
         if self.images is not None:
             self.images.close()
 
-    def _texts(self) -> TextTokenizer:
+    def _text_tokenizer(self) -> TextTokenizer:
         if self.tokenizer is None:
             raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")
         return self.tokenizer
@@ -133,8 +133,8 @@ def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | Mod
     lane = _lane(payloads[0])
     with _device_errors(), torch.inference_mode():
         with replica.launching(lane):
-            begun = replica.towers[lane].launch(payloads)
-        columns = {output: values() for output, values in begun.items()}
+            launched = replica.towers[lane].launch(payloads)
+        columns = {output: values() for output, values in launched.items()}
     rows = [
         Row({output: values[place] for output, values in columns.items()}, payload)
         for place, payload in enumerate(payloads)

@@ -42,6 +42,7 @@ _MAX_BYTES: Final = 1 << 20
 _LEAST_SHARE: Final = 0.8
 """Share of the cores that a measurement needs. With less, other programs disturb it."""
 _SHARE_MEASURED_S: Final = 0.03
+"""Duration of a measurement of the share of the cores."""
 _SHARE_EDGE: Final = 512
 """Rows and columns of the matrices that `share_of_cores` multiplies."""
 
@@ -73,7 +74,7 @@ class Tuning:
         self._busy: bool | None = None
         """Other programs use the cores. None: not measured yet."""
         self._folder = folder
-        self._made: dict[str, Any] = {}
+        self._answers: dict[str, Any] = {}
         """Answers by question, so that a question has one answer in a load."""
 
     def choose(
@@ -92,9 +93,9 @@ class Tuning:
             measure: Finds the answer by measurement.
             allowed: Checks an answer from the file, which others may have edited.
         """
-        if question not in self._made:
-            self._made[question] = self._choose(question, table, measure, allowed)
-        answer: Choice = self._made[question]
+        if question not in self._answers:
+            self._answers[question] = self._choose(question, table, measure, allowed)
+        answer: Choice = self._answers[question]
         return answer
 
     @contextmanager
@@ -288,7 +289,7 @@ def capabilities() -> Mapping[str, Any]:
 
 
 def share_of_cores(threads: int) -> float:
-    """Measure, for 30 ms, the share of time that threads get from the cores: 0 to 1."""
+    """Measure the share of time that threads get from the cores: 0 to 1."""
     matrix = torch.rand(_SHARE_EDGE, _SHARE_EDGE)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

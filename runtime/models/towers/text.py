@@ -210,10 +210,10 @@ def _run_check(name: str, check: Callable[[], str | None]) -> None:
 
 def _count_parameters(loaded: Loaded, transformer: PackedTransformer, heads: Mapping[Output, Head]) -> int:
     if loaded.image is None:
-        own = sum(weight.numel() for weight in transformer.model.parameters())
-        return own + sum(head.parameters() for head in heads.values())
-    # The heads are copies of layers of the checkpoint.
-    return sum(weight.numel() for weight in loaded.whole.parameters()) - loaded.image_parameters()
+        weights: int = sum(weight.numel() for weight in transformer.model.parameters())
+        return weights + sum(head.parameters() for head in heads.values())
+    weights = sum(weight.numel() for weight in loaded.whole.parameters())  # with the heads, which are copies of layers
+    return weights - loaded.image_parameters()
 
 
 def _speed_up(
