@@ -1,4 +1,4 @@
-"""Whether the event loop is on time while a thread writes a large answer: 2,048 vectors of 1,024 values."""
+"""Lag of the event loop while a thread encodes a large answer: 2,048 vectors of 1,024 values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _IN_ONE_CALL: Final = "float, in one call"
 
 @dataclass(slots=True)
 class Work:
-    """What one contender did, and how late the loop was meanwhile."""
+    """Work of one contender, and the lag of the event loop meanwhile."""
 
     delays_ms: list[float] = field(default_factory=list)
     took_ms: list[float] = field(default_factory=list)
@@ -51,9 +51,8 @@ class Work:
 def run(*, backend: Backend, rounds: int) -> None:
     """Measure, print and record.
 
-    Contenders take turns in alternating order. Two of them are there to compare with: a thread that is as busy, and
-    never holds the interpreter's lock, shows how late the machine itself makes the loop; and one that writes all
-    numbers in one call, what the pieces are for.
+    Contenders alternate, in alternating order. Two of them are references. A busy thread without the GIL shows the lag
+    that the machine itself causes. One that encodes all numbers in one call shows the lag without steps.
     """
     settings = {"backend": backend, "rounds": rounds, "rows": ROWS, "width": WIDTH, "tick_s": TICK_S}
     with report.recording("answers", settings) as record:

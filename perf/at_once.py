@@ -1,4 +1,4 @@
-"""The same call in several threads at once: how much they get done."""
+"""Throughput of the same call in several threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Block(Generic[T]):
-    """What is done for a while, and by how many threads."""
+    """One block of work: its argument, number of threads and length in seconds."""
 
     what: T
     threads: int
@@ -21,12 +21,12 @@ class Block(Generic[T]):
 
 
 def per_second(call: Callable[[int], int], threads: int, seconds: float) -> float:
-    """How much several threads get done a second.
+    """Return the units of work done per second by several threads.
 
     Args:
-        call: Does some of the work, given the number of the call, and returns how much that was.
-        threads: That call it at the same time, each again and again; every one has numbers of its own.
-        seconds: After so long no call begins, but for the first one of each thread.
+        call: Does some work, given the number of the call; returns its units.
+        threads: Number of threads that call it repeatedly; each has numbers of its own.
+        seconds: Time after which no call begins; each thread makes at least one.
     """
     began = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""What the machine does without a server: the same model, its tokenizer and its decoder, in the best plain loop."""
+"""Throughput without a server: the same model, tokenizer and image decoder in a plain loop."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import DENSE_ONLY, Image, TextInput
 
 Groups = Sequence[Sequence[str]] | Sequence[Sequence[bytes]]
-"""Texts, or encoded images, as they would come in requests."""
+"""Texts or encoded images, grouped as in requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareLoad:
-    """What is to be done."""
+    """Work of the plain loop."""
 
     groups: Groups
-    """Again and again. As many as share a forward, at least."""
+    """Groups that are repeated; at least `at_once`."""
     seconds: float
     at_once: int = 1
-    """How many groups share a forward."""
+    """Number of groups in one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was done."""
+    """Number of groups done, and the time in seconds."""
 
     groups: int
     elapsed_s: float
 
 
 class BareLoop:
-    """Prepares and computes, without queues, stages and HTTP.
+    """Preprocess and forward in a loop, without queues, stages and HTTP.
 
-    Tried in two ways, of which the better one counts: a thread for each core that does all of it on that core, and one
-    thread whose forwards have all cores.
+    It is run in two ways, and the faster one counts: one thread for each core, and one thread whose forwards use all
+    cores.
     """
 
     def __init__(self, options: Options) -> None:
@@ -50,7 +50,7 @@ class BareLoop:
         self._cores: Final = len(os.sched_getaffinity(0))
 
     def __call__(self, load: BareLoad) -> Rate:
-        """Do it, half of the time in each way."""
+        """Run the load, half of the time in each way."""
         groups, at_once = load.groups, load.at_once
         batches = [
             [given(source) for group in groups[first : first + at_once] for source in group]
@@ -62,11 +62,11 @@ class BareLoop:
         return Rate(best.groups * at_once, best.elapsed_s)
 
     def batch(self, inputs: Sequence[ModelInput], at_once: int) -> tuple[float, float]:
-        """Do one; the seconds of preparing and of computing it.
+        """Run one batch; return the seconds of its preprocess and of its forward.
 
         Args:
-            inputs: Of the batch.
-            at_once: Batches that are computed at the same time.
+            inputs: Inputs of the batch.
+            at_once: Number of forwards that run at the same time.
         """
         from staged_pool.stages.work import Prepared
 
@@ -99,5 +99,5 @@ class BareLoop:
 
 
 def given(source: str | bytes) -> ModelInput:
-    """A text or an encoded image, as the model gets it."""
+    """Return a text or an encoded image as a model input."""
     return ModelInput(Image(source) if isinstance(source, bytes) else TextInput(source), DENSE_ONLY)

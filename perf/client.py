@@ -1,4 +1,4 @@
-"""A minimal HTTP/1.1 client on a blocking socket: what it costs per request must vanish beside what is measured."""
+"""Minimal HTTP/1.1 client on a blocking socket, cheap enough not to affect measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READ_BYTES: Final = 2**16
 
 
 class Reply(NamedTuple):
-    """One answer."""
+    """Answer to one request."""
 
     status: int
     head: bytes
@@ -24,12 +24,12 @@ class Reply(NamedTuple):
 
 
 def get(path: str) -> bytes:
-    """The bytes of a GET request."""
+    """Return the bytes of a GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: perf\r\n\r\n".encode()
 
 
 def post(path: str, body: bytes) -> bytes:
-    """The bytes of a POST request with a JSON body."""
+    """Return the bytes of a POST request with a JSON body."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: perf\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -37,12 +37,12 @@ def post(path: str, body: bytes) -> bytes:
 
 
 def stage_times_ms(reply: Reply) -> dict[str, float]:
-    """The entries of the answer's `Server-Timing` header."""
+    """Return the entries of the `Server-Timing` header, in ms."""
     return {name.decode(): float(ms) for name, ms in _STAGE_TIME.findall(reply.head)}
 
 
 def retry_after_s(reply: Reply) -> float | None:
-    """When to come back, if the server refused because it is overloaded; else None."""
+    """Return the pause before a retry after a 429, in seconds; None for other answers."""
     if reply.status != 429:
         return None
     hint = _RETRY_AFTER.search(reply.head)
@@ -50,11 +50,11 @@ def retry_after_s(reply: Reply) -> float | None:
 
 
 class Connection:
-    """A keep-alive connection to 127.0.0.1, one request at a time.
+    """Keep-alive connection to 127.0.0.1, one request at a time.
 
     Args:
-        port: Of the server.
-        timeout_s: How long one read or write may take; beyond it `TimeoutError` is raised.
+        port: Port of the server.
+        timeout_s: Limit for one read or write, in seconds; then `TimeoutError` is raised.
     """
 
     def __init__(self, port: int, *, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class Connection:
         self.socket.close()
 
     def reopen(self) -> None:
-        """Begin anew, on another socket: the server has closed this one, or what is on its way is given up."""
+        """Close the socket and open a new one; a pending answer is lost."""
         self.socket.close()
         self._buffer.clear()
         self._open()
@@ -80,10 +80,10 @@ class Connection:
         self.socket.sendall(request)
 
     def receive(self) -> Reply | None:
-        """Read once; the answer if it is complete now. Blocks only where there is nothing to read.
+        """Read once; return the answer if it is complete. Blocks if there is nothing to read.
 
         Raises:
-            ConnectionError: The server closed the connection, or does not say where its answer ends.
+            ConnectionError: The server closed the connection, or the answer has no length.
         """
         chunk = self.socket.recv(_READ_BYTES)
         if not chunk:
@@ -106,7 +106,7 @@ class Connection:
 
 
 def _reply(answer: bytes) -> Reply | None:
-    """What has been received, if it is a complete answer."""
+    """Return the answer if it is complete."""
     head_bytes = answer.find(_HEAD_END) + len(_HEAD_END)
     if head_bytes < len(_HEAD_END):
         return None
@@ -123,7 +123,7 @@ def _reply(answer: bytes) -> Reply | None:
 
 
 def _of_chunks(answer: bytes, start: int) -> bytes | None:
-    """The body of an answer in chunks, without trailers; None: there is more to come."""
+    """Return the body of a chunked answer without trailers; None: it is incomplete."""
     body = bytearray()
     while (end := answer.find(b"\r\n", start)) >= 0:
         size = int(answer[start:end].partition(b";")[0], 16)
@@ -137,10 +137,10 @@ def _of_chunks(answer: bytes, start: int) -> bytes | None:
 
 
 def successful(reply: Reply) -> Reply:
-    """The reply itself.
+    """Return the reply if its status is 200.
 
     Raises:
-        RuntimeError: Its status is not 200: what was to be measured did not happen.
+        RuntimeError: The status is another one, so there is nothing to measure.
     """
     if reply.status != 200:
         raise RuntimeError(f"status {reply.status}: {reply.body[:300].decode(errors='replace')}")

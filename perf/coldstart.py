@@ -1,4 +1,7 @@
-"""How long a server takes from nothing to its first vector. The files are in the page cache after the first start."""
+"""Time from the start of a server's process to its first vector.
+
+After the first start, its files are in the page cache.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ TARGETS_S: Final = {"listening": 1.0, "first vector": 8.0}
 
 
 def run(options: Options, *, starts: int) -> None:
-    """Measure, print and record. What counts from exec on is the wall clock, the interpreter's start included."""
+    """Measure, print and record wall-clock times, the start of the interpreter included."""
     times_s: dict[str, list[float]] = {name: [] for name in _MILESTONES}
     with report.recording("coldstart", {"options": options, "starts": starts}) as record:
         with report.progress("coldstart", starts) as bar:

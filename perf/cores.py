@@ -1,4 +1,4 @@
-"""Where the time of the cores goes while few clients ask a server, and while many do: what its rates are made of."""
+"""CPU time by consumer while few or many clients load a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S: Final = 60.0
 _GROUPS: Final = {
     "device": "device", "image device": "device", "preprocess": "preprocess", "image preproces": "preprocess",
 }  # fmt: skip
-"""Whose a thread is, by how the system shows its name, without its number: see `DedicatedThreads`."""
+"""Consumer of a thread's CPU time, by the thread's name without its number; see `DedicatedThreads`."""
 
 _TAKERS: Final = ("event loop", "preprocess", "device", "other threads", "clients", "others", "idle")
 
@@ -49,17 +49,17 @@ class Cell:
     scenario: Scenario
     clients: int
     units: int = 0
-    """Texts or images that were answered."""
+    """Number of texts or images answered."""
     elapsed_s: float = 0.0
     taken_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TAKERS, 0.0))
-    """Of the cores, by `_TAKERS`."""
+    """CPU time in seconds, by `_TAKERS`."""
     loop_waited_s: float = 0.0
     device_units: float = 0.0
     batches: float = 0.0
     health: ProbeOutcome = field(default_factory=ProbeOutcome)
     bare_per_s: float = 0.0
     such_batches_per_s: float = 0.0
-    """Of the plain loop, with as many requests a forward as a batch of the server had."""
+    """Rate of the plain loop, with as many requests in a forward as in the server's batches."""
 
     @property
     def batch_units(self) -> float:
@@ -86,7 +86,7 @@ class Cell:
 
 
 def run(options: Options, *, rounds: int, seconds: float) -> None:
-    """Measure, print and record: each round has every load once; the plain loop follows."""
+    """Measure, print and record: every load once a round, then the plain loop."""
     cells = [Cell(scenario, clients) for scenario, numbers in CLIENTS.items() for clients in numbers]
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "loads": {s: SCENARIOS[s] for s in CLIENTS}}
     with (
@@ -147,7 +147,7 @@ def _measure_bare(loop: Worker[BareLoad, Rate], inputs: Inputs, cell: Cell, seco
 
 
 def _taken(server: Server) -> Mapping[str, float]:
-    """CPU time so far, in seconds, by who had it."""
+    """Return the CPU time so far by consumer, in seconds."""
     taken, _ = threads_of(server.process.pid)
     times = psutil.cpu_times()
     ours_s, others_s = report.own_s(), report.others_s()
@@ -158,11 +158,12 @@ def _taken(server: Server) -> Mapping[str, float]:
 
 
 def threads_of(pid: int) -> tuple[dict[str, float], float]:
-    """CPU time so far of a server's threads, by whose they are; and how long the event loop's has waited for a core.
-    Seconds.
+    """Return CPU time of a server's threads by consumer, and the event loop's wait for a core.
+
+    Both are in seconds since the start of the process.
 
     Args:
-        pid: Of its process. The event loop has the thread that began it.
+        pid: Id of the server's process, whose main thread runs the event loop.
     """
     ran_s = defaultdict[str, float](float)
     waited_s = 0.0

@@ -1,4 +1,4 @@
-"""One short text beside few large requests and beside many: what the length of the queue does to it."""
+"""Latency of one short text beside few and beside many large requests, by the queue's length."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ FEW, MANY = 8, 100
 TEXTS: Final = 250
 """Texts of a large request."""
 TENANTS: Final[dict[str, Hashable]] = {"no tenant": None, "a tenant": "small"}
-"""Whose the short text is. The large requests are of no tenant."""
+"""Tenant of the short text; the large requests have none."""
 TARGET_DELAY_S: Final = 1000.0
-"""Nothing is rejected for what waits in front of it."""
+"""Target delay in seconds, so high that nothing is rejected."""
 SETTLE_S: Final = 2.5
 """Seconds that the large requests have before the first short text."""
 
 AIM: Final = 2.0
-"""Times that a short text may take beside many large requests, of what it takes beside few."""
+"""Target ratio of the latency beside many large requests to that beside few."""
 
 COLUMNS: Final = ("one short text of, beside", "p50 ms", "p99", "max", "n")
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What one short text after the other stands beside."""
+    """Load beside which short texts are timed, one after the other."""
 
     large: int
-    """Large requests in closed loops."""
+    """Number of large requests in closed loops."""
     tenant: Hashable
-    """Whose the short texts are."""
+    """Tenant of the short texts."""
     calls: int
-    """Short texts that are timed."""
+    """Number of short texts that are timed."""
     settle_s: float = SETTLE_S
 
 
 class CrowdedEngine:
-    """An engine in this process; a call measures short texts beside one crowd.
+    """Engine in this process; a call measures short texts beside one crowd.
 
     Args:
         options: The model and its event loop.
@@ -60,7 +60,7 @@ class CrowdedEngine:
         self._options = options
 
     def __call__(self, crowd: Crowd) -> list[float]:
-        """Return what each short text took, in milliseconds."""
+        """Return the latency of each short text, in milliseconds."""
         times_ms: list[float] = anyio.run(partial(self._measure, crowd), backend=self._options.backend)
         return times_ms
 
@@ -87,7 +87,7 @@ class CrowdedEngine:
 
 
 def run(options: Options, *, rounds: int, calls: int) -> None:
-    """Measure, print and record: in each round few and many, of each tenant, in turns."""
+    """Measure, print and record: each round has few and many large requests, for each tenant."""
     settings = {"options": options, "rounds": rounds, "calls": calls, "few": FEW, "many": MANY, "texts": TEXTS}
     cases = list(product(TENANTS, (FEW, MANY)))
     times_ms: dict[tuple[str, int], list[float]] = {case: [] for case in cases}

@@ -1,4 +1,4 @@
-"""What one large request does to small ones: single texts while another client has 1,000 documents ranked."""
+"""Latency of single texts while another client ranks 1,000 documents."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PATIENCE_S: Final = 60.0
 SEED: Final = 3
 
 RAISED: Final = 2.0
-"""Times the p99 of single texts by themselves."""
+"""Target ratio of the p99 of single texts beside rankings to that alone."""
 
 COLUMNS: Final = ("single texts", "answered/s", "p50 ms", "p99", "max", "n", "rankings", "of a ranking p50 s")
 
 
 def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
-    """Measure, print and record: rounds of single texts alone and beside rankings, in turns."""
+    """Measure, print and record: alternating rounds of single texts alone and beside rankings."""
     source = TextSource(options.model)
     rng = random.Random(SEED)
     documents = [source.text(DOCUMENT_TOKENS, rng) for _ in range(DOCUMENTS)]

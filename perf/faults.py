@@ -1,4 +1,4 @@
-"""Clients that misbehave: one kind a function, one connection each, and the statuses that they may get."""
+"""Misbehaving clients, one function for each kind, with the statuses that they may get."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from perf.client import Connection, post
 
 TIMEOUT_S: Final = 15.0
 SLOW_S: Final = 2.0
-"""How long a slow client takes."""
+"""Duration of a slow client's request or read, in seconds."""
 SLOW_PIECES: Final = 20
 BODY_LIMIT_MB: Final = 2
-"""What the server must be started with for a body to be too large."""
+"""The `--body-limit-mb` with which the server must be started."""
 MAX_AT_ONCE: Final = 64
 PIPELINED: Final = 3
 STREAMS: Final = 4
@@ -37,24 +37,24 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misuse:
-    """How often, and for how long, clients misbehave."""
+    """Rate and duration of misbehaviour."""
 
     rate: float
-    """Of each kind, per second."""
+    """Clients of each kind, per second."""
     seconds: float
     seed: int
 
 
 @dataclass(slots=True)
 class MisuseOutcome:
-    """What the server made of it."""
+    """Answers of the server to misbehaving clients."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=dict)
-    """By kind: what came, and how often. `closed`: the connection ended without an answer; `left`: nobody waited."""
+    """Counts of outcomes by kind: a status, `closed` (no answer), or `left` (the client did not wait)."""
     unexpected: Counter[str] = field(default_factory=Counter)
-    """Kind and what came, where it must not."""
+    """Counts of outcomes that are not allowed, with their kinds."""
     skipped: int = 0
-    """Not begun, because too many were under way."""
+    """Number of clients not started because too many were active."""
 
     def count(self, kind: str, statuses: tuple[str, ...], allowed: frozenset[str]) -> None:
         self.statuses.setdefault(kind, Counter()).update(statuses)
@@ -62,18 +62,18 @@ class MisuseOutcome:
 
 
 class Misusers:
-    """Misbehaves in all ways at once, at random times, from a few threads.
+    """Runs clients of all kinds at random times, from a few threads.
 
     Args:
-        port: Of the server.
-        request: A good one, to be spoiled.
+        port: Port of the server.
+        request: A valid request, which the clients misuse.
     """
 
     def __init__(self, port: int, request: bytes) -> None:
         self._victim = _Victim(port, request)
 
     def __call__(self, misuse: Misuse) -> MisuseOutcome:
-        """Misbehave for so long; ends when the last answer is in."""
+        """Run clients for the time of `misuse`; return after the last answer."""
         rng = random.Random(misuse.seed)
         outcome = MisuseOutcome()
         count = round(misuse.rate * misuse.seconds)
@@ -95,7 +95,7 @@ class Misusers:
 
 @dataclass(frozen=True, slots=True)
 class _Victim:
-    """Whom it hits, and with what."""
+    """Port of the server, and the valid request."""
 
     port: int
     request: bytes
@@ -108,7 +108,7 @@ class _Victim:
             try:
                 connection.send(request)
             except ConnectionError:
-                return _answer(connection)  # it may have answered before it had everything
+                return _answer(connection)  # the server may answer before the end of the body
             return _answer(connection)
 
 
@@ -152,7 +152,7 @@ def _send_slowly(victim: _Victim) -> tuple[str, ...]:
 
 
 def _read_slowly(victim: _Victim) -> tuple[str, ...]:
-    """Takes the answer in small pieces through a small window."""
+    """Read the answer in small pieces through a small receive window."""
     with closing(socket.socket()) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.settimeout(TIMEOUT_S)
@@ -188,7 +188,7 @@ def _have_no_time(victim: _Victim) -> tuple[str, ...]:
 
 
 def _pipeline(victim: _Victim) -> tuple[str, ...]:
-    """Several requests in one write, answered in their order."""
+    """Send several requests in one write; they are answered in their order."""
     received = b""
     with closing(victim.connect()) as connection:
         connection.send(victim.request * PIPELINED)
@@ -199,7 +199,7 @@ def _pipeline(victim: _Victim) -> tuple[str, ...]:
 
 
 def _close_half(victim: _Victim) -> tuple[str, ...]:
-    """Says that nothing more will come, and still wants the answer."""
+    """Close the sending side, and wait for the answer."""
     with closing(victim.connect()) as connection:
         connection.send(victim.request)
         connection.socket.shutdown(socket.SHUT_WR)
@@ -207,7 +207,7 @@ def _close_half(victim: _Victim) -> tuple[str, ...]:
 
 
 def _reset_streams(victim: _Victim) -> tuple[str, ...]:
-    """Several requests on one HTTP/2 connection, of which only the last is not taken back."""
+    """Send several requests on one HTTP/2 connection, and reset all but the last."""
     body = victim.request.partition(b"\r\n\r\n")[2]
     headers = [
         (":method", "POST"), (":scheme", "http"), (":authority", "perf"), (":path", _PATH),
@@ -266,4 +266,4 @@ KINDS: Final = {
     "closes its half": _kind(_close_half, "200", "closed"),
     "resets HTTP/2 streams": _kind(_reset_streams, "200"),
 }
-"""Each kind, and what it may get."""
+"""Kinds of clients, with their functions and the outcomes that are allowed."""

@@ -1,4 +1,4 @@
-"""A load and health checks at the same time, and how the two are reported together."""
+"""Load and health checks at the same time, with a common report."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NOTE: Final = "requests and health checks in ms; of fewer than 100 samples, p99 
 
 @dataclass(slots=True)
 class Flood:
-    """What was seen of one server under one kind of load, over one or more rounds."""
+    """Outcomes of one server under one kind of load, over one or more rounds."""
 
     texts_per_request: int
     health: ProbeOutcome = field(default_factory=ProbeOutcome)
     loads: list[LoadOutcome] = field(default_factory=list)
 
     def run(self, generate: Worker[Load, LoadOutcome], probe: Worker[float, ProbeOutcome], load: Load) -> None:
-        """One round: a load, and health checks while its clients send."""
+        """Run one round: a load, with health checks while its clients send."""
         generate.begin(load)
         self.health.add(probe(load.seconds))
         self.loads.append(generate.end())
 
     def result(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the figures for the JSON file."""
         return {
             "texts_per_s": self._texts_per_s(),
             "request_ms": report.Summary.of(self._latencies_ms()),
@@ -47,7 +47,7 @@ class Flood:
         }
 
     def row(self) -> list[str]:
-        """For a table with `COLUMNS`."""
+        """Return the cells of a row with `COLUMNS`."""
         requests, health = report.Summary.of(self._latencies_ms()), report.Summary.of(self.health.latencies_ms)
         return [
             report.number(self._texts_per_s()),
@@ -76,19 +76,21 @@ class Flood:
 
 SILENT_CLIENTS: Final = 200
 SILENT_HEAD: Final = post("/v1/embeddings", b"")[:-5] + b"1000000\r\n\r\n"
-"""Announces a megabyte."""
+"""Head of a request with a body of 1 MB."""
 BODY: Final = post("/v1/embeddings", b'{"input":"a"' + b" " * 2**20 + b"}")
-"""A megabyte that costs little to read and to compute."""
+"""Request with a body of 1 MB that costs little to decode and to compute."""
 TIMEOUT_S: Final = 60.0
 AIM: Final = 2.0
-"""How many times as long a body may take beside silent uploads as alone."""
+"""Target ratio of the time of a body beside silent uploads to that alone."""
 
 
 def silent_uploads(options: Options, *, calls: int) -> None:
-    """Measure what a body of 1 MB takes alone, and beside clients that announce one and send nine bytes of it.
+    """Measure the time of a body of 1 MB, alone and beside silent uploads.
+
+    A silent client announces such a body, and sends nine bytes of it.
 
     Args:
-        options: Of the server.
+        options: Options of the server.
         calls: Bodies that are sent one after the other, in each case.
     """
     settings = {"options": options, "calls": calls, "clients": SILENT_CLIENTS}

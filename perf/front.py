@@ -1,4 +1,4 @@
-"""The front door alone: requests a second through HTTP/1.1 and the stages, to a model that computes nothing."""
+"""Throughput of HTTP/1.1 and the stages alone, with a mock model that computes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from perf.workers import Worker, pinned, worker
 
 CLIENTS: Final = (1, 16, 64, 256)
 BESIDE: Final = 64
-"""Connections of the load beside which `/health` is asked, and of the load that is rejected."""
+"""Connections of the load with health checks, and of the load that is rejected."""
 FORWARD_S: Final = 0.1
-"""Seconds of a forward where nearly everything is rejected: one request is inside, all others find the server full."""
+"""Seconds of a forward for the load that is rejected: one request runs, and all others find the server full."""
 WARM_UP_S: Final = 0.5
 PATIENCE_S: Final = 10.0
 
@@ -120,7 +120,7 @@ class Cell:
 def run(backend: Backend, *, rounds: int, seconds: float) -> None:
     """Measure, print and record: each round has every load once, in alternating order.
 
-    The server has the first core that this process may use, load and probe the last one.
+    The server runs on the first core that this process may use, load and probe on the last one.
     """
     cores = sorted(os.sched_getaffinity(0))
     settings = {"backend": backend, "rounds": rounds, "seconds": seconds, "clients": CLIENTS,
@@ -141,14 +141,14 @@ def run(backend: Backend, *, rounds: int, seconds: float) -> None:
 def measure(
     backend: Backend, *, rounds: int, seconds: float, clients: tuple[int, ...] = CLIENTS, beside: int = BESIDE
 ) -> Mapping[str, Cell]:
-    """Run every load in every round, and return what was seen by the names of the loads.
+    """Run every load in every round; return the cells by the names of the loads.
 
     Args:
         backend: Event loop of the servers.
-        rounds: How often each load is run.
+        rounds: Number of rounds.
         seconds: Length of one load.
         clients: Connections of the loads.
-        beside: Connections of the load beside which `/health` is asked, and of the load that is rejected.
+        beside: Connections of the load with health checks, and of the load that is rejected.
     """
     accepted = [Cell(str(count), count) for count in clients]
     accepted.append(Cell(f"{beside}, probed", beside, probed=True))
@@ -171,12 +171,12 @@ def measure(
 
 
 def mock_command(backend: Backend, *more: str) -> list[str]:
-    """The command of a server with a mock model; the port is not in it."""
+    """Return the command of a server with a mock model, without the port."""
     return [sys.executable, "-m", "perf.mock", "--backend", backend, *more]
 
 
 def requests() -> tuple[bytes, ...]:
-    """Requests of one text of 12 words each, no two alike."""
+    """Return different requests of one text of 12 words each."""
     texts = (f"one short text of twelve words for the front of server {place}" for place in range(256))
     return tuple(post("/v1/embeddings", embeddings_body([text])) for text in texts)
 
