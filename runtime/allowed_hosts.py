@@ -1,4 +1,4 @@
-"""Which hosts a setting allows to be asked for images."""
+"""Allowed hosts of image URLs, from `EngineConfig.allow_media_domains`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from staged_pool.stages.errors import ConfigError
 
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"(?:{_LABEL}\.)*(?!\d+\Z|0x[0-9a-f]*\Z){_LABEL}")
-"""Of DNS. The last label is no number: resolvers take such a name for an address."""
+"""A DNS name. Its last label is no number: resolvers take such a name for an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """What `EngineConfig.allow_media_domains` says."""
+    """The parsed setting `EngineConfig.allow_media_domains`."""
 
     all_public: bool
     names: frozenset[str]
     addresses: frozenset[IPv4Address | IPv6Address]
 
     def __bool__(self) -> bool:
-        """Whether any host is allowed."""
+        """Return True if any host is allowed."""
         return self.all_public or bool(self.names or self.addresses)
 
     @staticmethod
     def of(entries: Iterable[str] | str) -> AllowedHosts:
-        """Read the setting.
+        """Parse the setting.
 
         Raises:
-            ConfigError: It is one text, or an entry is neither a host name, nor an address, nor `*`.
+            ConfigError: It is a single text, or an entry is neither a host name, nor an address, nor `*`.
         """
         if isinstance(entries, str):
             raise ConfigError(f"allow_media_domains={entries!r}: must be a tuple of hosts")
@@ -50,10 +50,10 @@ class AllowedHosts:
         return AllowedHosts("*" in names, frozenset(names - {"*"}), frozenset(addresses))
 
     def allow(self, host: str) -> bool:
-        """Whether a URL may name this host; it says nothing of the addresses that stand behind a name.
+        """Return True if a URL may name this host. Addresses of a name are checked by `may_dial`.
 
         Args:
-            host: In lower case.
+            host: Name or address in lower case.
         """
         if (address := literal(host)) is not None:
             return address in self.addresses or (self.all_public and is_public(address))
@@ -61,6 +61,6 @@ class AllowedHosts:
         return self.all_public or any(".".join(labels[first:]) in self.names for first in range(len(labels)))
 
     def may_dial(self, address: str) -> bool:
-        """Whether this address may be asked, whatever name led to it: it is public, or the setting names it."""
+        """Return True if connections to this address are allowed: it is public, or in the setting."""
         found = literal(address)
         return found is not None and (found in self.addresses or is_public(found))

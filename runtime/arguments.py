@@ -1,4 +1,4 @@
-"""What callers pass to the Python face, checked and made into what requests hold."""
+"""Arguments of the Python API, checked and converted to request values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.scheduling.entries import Priority
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
-"""A text, several, or the token ids of several."""
+"""A text, several texts, or the token ids of several texts."""
 
 Inputs: TypeAlias = Texts | Content | Sequence[Content | Sequence[int]]
-"""The same, and images and conversations, alone or among texts."""
+"""Texts, images and conversations, one or several."""
 
 _TEXT_OR_IDS = "a text or a list of token ids"
 _ANY = "a text, a list of token ids, an Image or a Chat"
 
 
 def priority(given: object) -> Priority:
-    """See `Priority`.
+    """Convert a priority, or its name.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: It is no priority.
     """
     if isinstance(given, Priority):
         return given
@@ -57,20 +57,20 @@ def cache_salt(given: object) -> str | None:
 
 
 def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:
-    """See `Texts`.
+    """Convert `Texts`.
 
     Raises:
-        InvalidInput: It is something else; names the input that is.
+        InvalidInput: An input is something else; the error has its index.
     """
     whole_number("max_tokens", max_tokens)
     return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(_each(inputs)))
 
 
 def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ...]:
-    """See `Inputs`.
+    """Convert `Inputs`.
 
     Raises:
-        InvalidInput: It is something else; names the input that is.
+        InvalidInput: An input is something else; the error has its index.
     """
     whole_number("max_tokens", max_tokens)
     if isinstance(given, str):
@@ -79,10 +79,10 @@ def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ..
 
 
 def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | PairInput | Image, ...]:
-    """As `inputs`; a tuple of two texts is a pair.
+    """Convert `Inputs`, in which a tuple of two texts is a pair.
 
     Raises:
-        InvalidInput: It is something else; names the input that is.
+        InvalidInput: An input is something else; the error has its index.
     """
     whole_number("max_tokens", max_tokens)
     return tuple(
@@ -94,10 +94,10 @@ def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | 
 
 
 def contents(name: str, given: object) -> tuple[Content, ...]:
-    """One query or document, or several: texts, images or conversations.
+    """Convert one or several queries or documents: texts, images or conversations.
 
     Raises:
-        InvalidInput: One of them is none.
+        InvalidInput: One of them is something else; the error has its index.
     """
     if isinstance(given, str | Image | Chat):
         given = (given,)
@@ -114,12 +114,12 @@ def contents(name: str, given: object) -> tuple[Content, ...]:
 
 
 def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
-    """One output or several, by their names.
+    """Convert one or several names of outputs.
 
     Raises:
-        InvalidInput: There is none of that name.
+        InvalidInput: There is no output of a name.
     """
-    if names is DENSE_ONLY:  # as nearly always
+    if names is DENSE_ONLY:  # the usual case
         return DENSE_ONLY
     try:
         return frozenset(map(Output, (names,) if isinstance(names, str) else names))
@@ -129,25 +129,25 @@ def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
 
 
 def whole_number(name: str, value: object) -> None:
-    """Raises `InvalidInput` for what is neither None nor an int."""
+    """Check that a value is None or an int, else raise `InvalidInput`."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise InvalidInput(f"{name} must be an int, not of type {type(value).__name__}.", param=name)
 
 
 def time_limit(value: object) -> None:
-    """Raises `InvalidInput` for what is no number of seconds above 0; infinity is one."""
+    """Check that a value is a number above 0, or infinity, else raise `InvalidInput`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise InvalidInput(f"timeout_s={value!r}: must be a number of seconds above 0.", param="timeout_s")
 
 
 def text(name: str, value: object) -> None:
-    """Raises `InvalidInput` for what is neither None nor a text."""
+    """Check that a value is None or a text, else raise `InvalidInput`."""
     if value is not None and not isinstance(value, str):
         raise InvalidInput(f"{name} must be a text, not of type {type(value).__name__}.", param=name)
 
 
 def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
-    """Of inputs in bytes: near enough, and quick (characters, token ids, or the bytes of images)."""
+    """Return the approximate bytes of inputs: characters, token ids, or bytes of images."""
     return sum([_length(given) for given in inputs])
 
 
@@ -174,7 +174,7 @@ def _input(index: int, source: object, max_tokens: int | None, wanted: str) -> T
     _check_images(source, "input", index)
     if isinstance(source, Image):
         return source
-    return TextInput(source, max_tokens, add_special_tokens=False)  # its template writes all that there is
+    return TextInput(source, max_tokens, add_special_tokens=False)  # the chat template writes the special tokens
 
 
 def _check_images(content: Content, param: str, index: int) -> None:

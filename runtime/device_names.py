@@ -1,4 +1,4 @@
-"""What a user may call devices. Which of them there are is known to torch alone."""
+"""Names of devices in settings. Only torch knows which of them exist."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NAME: Final = re.compile(r"cpu|cuda(:(0|[1-9]\d{0,2}))?")
 
 
 def device_names(device: str) -> tuple[str, ...]:
-    """The devices that a setting names: `("auto",)`, or one or several of one kind, such as `("cuda:0", "cuda:1")`.
+    """Parse a setting: `("auto",)`, or names of one kind such as `("cuda:0", "cuda:1")`.
 
     Raises:
-        ConfigError: A part of it is no name of a device, or does not go with the others; says which.
+        ConfigError: A part of it is no name of a device, or is of another kind than the others.
     """
     if device == "auto":
         return (device,)

@@ -1,4 +1,4 @@
-"""What the engine asks of a model: plain functions, and a card that says what was understood of its folder."""
+"""The interface between the engine and a model: its functions, its payloads and its card."""
 
 from __future__ import annotations
 
@@ -20,99 +20,105 @@ Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-inte
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 Lane: TypeAlias = Literal["text", "image"]
-"""What waits for what: inputs with images take ways of their own through preprocess and the device, so that texts
-never wait behind them."""
+"""The kind of an input: with images or not. Each lane has its own stages, so texts never wait behind images."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """The entries of a vector as wide as the vocabulary that are not 0."""
+    """The entries other than 0 of a vector over the vocabulary."""
 
     indices: NDArray[np.int32]
-    """[entries], ascending: token ids."""
+    """[entries]: token ids, ascending."""
     values: NDArray[np.float32]
-    """[entries]: their weights."""
+    """[entries]: weights of these tokens."""
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Count of numbers in both arrays."""
         return self.indices.size + self.values.size
 
 
 Values: TypeAlias = NDArray[np.float32] | SparseVector
-"""One `Output` of one input, on the host: dense [width] (not yet normalised); multi_vector [tokens kept, width]; labels
-[labels]; token_labels [tokens, labels]; or a sparse vector."""
+"""One `Output` of one input, on the host.
+
+dense [width], not normalised; multi_vector [kept tokens, width]; labels [labels]; token_labels [tokens, labels];
+token_weights [tokens]; or a sparse vector.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a token stands in its text."""
+    """The characters of a token in its text."""
 
     start: int
-    """In characters; `start == end` for a token that stands for no text, such as [CLS]."""
+    """Index of its first character; `start == end` for a token without text, such as [CLS]."""
     end: int
+    """Index behind its last character."""
     word: int | None
-    """Which word of the text it belongs to; None for a token that stands for no text."""
+    """Index of its word in the text; None for a token without text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """One image as the device is to read it."""
+    """One image, ready for the device."""
 
     values: NDArray[np.uint8] | NDArray[np.float32]
-    """[3, height, width], or [patches, values of one] for models that take images of any shape. As bytes, which the
-    device brings to the scale that the model was trained on; as float32 where that has been done."""
+    """[3, height, width], or [patches, patch values] for models that take images of any shape.
+
+    Bytes are normalised on the device; float32 values are normalised already.
+    """
     grid: tuple[int, int] | None = None
-    """Patches high and wide, for models that take images of any shape."""
+    """Height and width in patches, for models that take images of any shape."""
 
     @property
     def patches(self) -> int | None:
-        """Of the grid; None where there is none."""
+        """Number of patches in the grid; None without a grid."""
         return None if self.grid is None else self.grid[0] * self.grid[1]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """One input that is an image and nothing else."""
+    """An input of one image without text, ready for the device."""
 
     pixels: Pixels
     outputs: Outputs
     tokens: int
-    """Vectors that the transformer computes for it: its patches, and what the model puts beside them."""
+    """Vectors that the transformer computes for it: its patches and the special tokens of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One input as the device is to read it."""
+    """An input of tokens, ready for the device; it may hold images."""
 
     ids: TokenIds
-    """At least one."""
+    """Token ids, at least one."""
     outputs: Outputs
     first_tokens: int | None = None
-    """Tokens of the first segment of a pair; the others are of the second. None: there is one segment."""
+    """Tokens of the first segment of a pair; the rest is the second segment. None: one segment."""
     prompt_tokens: int = 0
     """Leading tokens that pooling leaves out."""
     unseen_tokens: int = 0
-    """Trailing tokens that no token attends to, themselves included: a query's expansion in late interaction."""
+    """Trailing tokens that no token attends to, such as a query's expansion in late interaction."""
     kept: tuple[int, ...] | None = None
-    """The places whose vectors are given for multi_vector. None: all."""
+    """Indices of the tokens whose vectors multi_vector returns. None: all."""
     spans: tuple[Span, ...] | None = None
-    """One a token, where token_labels are wanted."""
+    """The span of each token, for token_labels."""
     images: tuple[Pixels, ...] = ()
-    """Images whose vectors take the places of the image tokens in `ids`, in order."""
+    """Images whose vectors replace the image tokens in `ids`, in order."""
 
     @property
     def tokens(self) -> int:
+        """Number of tokens."""
         return len(self.ids)
 
 
 Payload: TypeAlias = TokenSequence | PreparedImage
-"""What the device reads: all of one kind in a batch, as their batch keys say."""
+"""An input that is ready for the device. A batch has payloads of one kind; their batch keys see to that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the device made of one input."""
+    """The outputs of the device for one input."""
 
     values: Mapping[Output, Values]
     payload: Payload
@@ -120,22 +126,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One input as the model's preprocess gets it: what the caller sent, and what is to be made of it."""
+    """One input of preprocess: the source from the caller, and the requested outputs."""
 
     source: TextInput | PairInput | Image
     outputs: Outputs
     prompt: str = ""
-    """Goes before the text."""
+    """Text to put before the source."""
     role: Role | None = None
-    """For models that read queries and documents differently."""
+    """The role of the source, for models that treat queries and documents differently."""
     may_split: bool = False
-    """An input that is too long is cut into several instead of being refused."""
+    """Cut an input that is too long into several, instead of rejecting it."""
     sharing_scope: Hashable = None
-    """Its prepared images are shared with inputs of an equal scope only."""
+    """Prepared images are shared only with inputs of an equal scope."""
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The images in it, in order."""
+        """All images of the source, in order."""
         match self.source:
             case Image():
                 return (self.source,)
@@ -146,10 +152,11 @@ class ModelInput:
 
     @property
     def lane(self) -> Lane:
+        """The lane of the input: `image` if it has an image."""
         return "image" if self.images else "text"
 
     def with_images(self, images: Sequence[Image]) -> ModelInput:
-        """The same input with other images, as many as it has."""
+        """Return the same input with other images, one for each of its own."""
         match self.source:
             case Image():
                 return replace(self, source=images[0])
@@ -161,109 +168,113 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What was understood of a model folder and how it runs. ImageEmbeds at start, in `/ready` and in `/v1/models`."""
+    """Description of a loaded model, for the log, `/ready` and `/v1/models`."""
 
     name: str
-    """The served name."""
+    """Served name of the model."""
     architecture: str
     """Class of the transformer, such as `BertModel`."""
     parameters: int
     lanes: tuple[Lane, ...] = ("text",)
-    """What it reads: texts, inputs with images, or both."""
+    """Kinds of inputs that it reads: texts, inputs with images, or both."""
     outputs: tuple[Output, ...] = (Output.DENSE,)
-    """What a forward can give."""
+    """Outputs of a forward."""
     scoring: Scoring | None = "bi-encoder"
-    """How a query and a document are compared; None where they cannot be."""
+    """Method of comparing a query with a document; None if the model has none."""
     similarity: Similarity = "cosine"
-    """Of two vectors, where `scoring` compares vectors."""
+    """Similarity of two vectors, if `scoring` compares vectors."""
     width: int
-    """Values of one dense vector; 0 where there is none."""
+    """Width of a dense vector; 0 if there is none."""
     token_width: int = 0
-    """Values of one token's vector; 0 where there are none."""
+    """Width of a token's vector; 0 if there is none."""
     matryoshka: bool = False
-    """Whether dense vectors may be cut: the model was trained for it."""
+    """True if dense vectors may be cut, because the model was trained for it."""
     dimensions: tuple[int, ...] = ()
-    """The widths that it was trained for, where the folder says so; empty: any."""
+    """Widths that it was trained for. Empty: any width."""
     labels: tuple[str, ...] = ()
     """Names of the labels, in the order of their logits."""
     activation: Activation = "identity"
-    """What makes scores of logits."""
+    """Function from logits to scores."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts that the model was trained to see before an input, by name."""
+    """Prompts of the model by name: texts to put before an input."""
     default_prompt: str = ""
-    """Goes before a text unless the request names another one."""
+    """Prompt to put before a text if the request names none."""
     max_tokens: int
-    """Longest input, special tokens included."""
+    """Longest input in tokens, special tokens included."""
     vocabulary: int
-    """Token ids run from 0 to one less."""
+    """Size of the vocabulary: token ids are below it."""
     pooling: str
-    """How token vectors become one vector, such as `mean`, or `cls+max` where several are concatenated."""
+    """Pooling of token vectors, such as `mean`, or `cls+max` for a concatenation."""
     normalize: bool
-    """Whether dense vectors are brought to length 1."""
+    """True if dense vectors are normalised to length 1."""
     splits_long_inputs: bool = False
-    """Whether an embedding of a longer input is the mean of its parts'."""
+    """True if the embedding of a longer input is the mean of its parts."""
     dtype: str
     device: str
-    """Such as `cpu` or `cuda:0`; several have commas between them."""
+    """Name of the device, such as `cpu` or `cuda:0`; several names with commas between them."""
     attention: str
-    """`packed` or `padded`."""
+    """Layout of batches: `packed` or `padded`."""
     torch_threads: int
-    """Of all forwards together."""
+    """Threads of torch for all forwards together."""
     forward_workers: int
-    """Forwards at once, over all devices. On a CPU, one that is alone uses all threads, else each has its share."""
+    """Forwards at once on all devices. On a CPU a forward that is alone uses all threads, else its share."""
     launched_ahead: int = 0
-    """Forwards that may have begun behind each that runs, so that a GPU goes on at once."""
+    """Forwards launched behind each one that runs, so that a GPU does not wait."""
     notes: tuple[str, ...] = ()
-    """What had to be assumed of the folder."""
+    """Assumptions about the model folder, where its files are silent."""
     memory_tokens: int | None = None
-    """Tokens of a batch that the device has memory for. None: not known."""
+    """Tokens of a batch that the device has memory for. None: unknown."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
     @property
     def forward_calls(self) -> int:
-        """Calls of `Model.forward` at once, at most: those that run, and those behind them."""
+        """Most calls of `Model.forward` at once, launched ones included."""
         return self.forward_workers * (1 + self.launched_ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One tokenized text."""
+    """The tokens of one text."""
 
     ids: TokenIds
     strings: list[str]
-    """What each id stands for, in the tokenizer's own spelling."""
+    """Each token in the tokenizer's spelling."""
     spans: list[tuple[int, int] | None]
-    """Where each stands in the text, in characters; None for a special token that was added."""
+    """Start and end of each token in characters of the text; None for an added special token."""
 
 
 class Model(Protocol):
-    """A loaded model. `forward` may run in `card.forward_calls` threads at once, the other methods in any number."""
+    """A loaded model. `card.forward_calls` threads may call `forward` at once, and any number the other methods."""
 
     @property
     def card(self) -> ModelCard: ...
 
     def pads(self, lane: Lane) -> bool:
-        """Whether a batch of a lane costs its longest input times its items, rather than the sum of its tokens."""
+        """Return True if batches of a lane are padded to their longest input."""
         ...
 
     def preprocess(
         self, inputs: Sequence[ModelInput]
     ) -> Sequence[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
-        """Turn each input into what the device reads, or say what is wrong with it. Order and number are kept.
+        """Turn each input into a payload for the device, or into its error.
 
         Args:
-            inputs: All of one lane; their images are at hand.
+            inputs: Inputs of one lane. Their images are fetched already.
+
+        Returns:
+            One result for each input, in order. A tuple holds the parts of an input that was cut.
         """
         ...
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
-        """Run one batch, all of it for the same outputs. A row that holds NaN or Inf is returned as `ModelFailed`; the
-        others stand.
+        """Run one batch of payloads with the same outputs.
+
+        A row that holds NaN or Inf becomes `ModelFailed`. Other rows of the batch are not affected.
 
         Args:
             payloads: At least one.
-            at_once: How many forwards are to share the device: 1 if this one has it to itself.
+            at_once: Number of forwards that share the device: 1 if this one has it to itself.
 
         Raises:
             OutOfMemory: The device has no room for this batch.
@@ -272,20 +283,20 @@ class Model(Protocol):
         ...
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        """Tokenize a text or a conversation without prompt and without cutting it.
+        """Tokenize a text or a conversation, without a prompt and without cutting it.
 
         Args:
-            source: Its images are at hand.
-            add_special_tokens: Whether those are added that the model was trained with.
+            source: Images of a conversation are fetched already.
+            add_special_tokens: Add the special tokens that the model was trained with.
 
         Raises:
             InvalidInput: It cannot be tokenized.
-            Unsupported: The model makes no tokens of what is in it.
+            Unsupported: The model makes no tokens of texts, or of images.
         """
         ...
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text that tokens spell.
+        """Return the text of token ids.
 
         Raises:
             InvalidInput: An id is out of vocabulary.
@@ -294,31 +305,33 @@ class Model(Protocol):
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:
-        """What each device does, in the order in which they were named."""
+        """Statistics of each device, in the order of the setting."""
         ...
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:
-        """What the cache of prepared images has done; None where there is none."""
+        """Statistics of the cache of prepared images; None without a cache."""
         ...
 
     def clear_image_cache(self) -> None:
-        """Forget every prepared image that is kept."""
+        """Drop all cached images."""
         ...
 
     def close(self) -> None:
-        """End the processes that the model has, if any, and whatever they do: calls that wait for them fail with
-        `EngineStopped`. Blocks until they have ended."""
+        """End the processes of the model, if it has any, and wait for their end.
+
+        Calls that wait for them fail with `EngineStopped`.
+        """
         ...
 
 
 class LoadedModel(Model, Protocol):
-    """A model whose threads are not its own."""
+    """A model that runs on the threads of its caller."""
 
     def warm_up(self, lane: Lane) -> None:
-        """Run a short forward of a lane on the calling thread, and on every device.
+        """Run a short forward of a lane on the calling thread, on every device.
 
-        Much of what a forward needs belongs to the thread that asks for it: worker threads to share it with on the CPU,
-        handles and workspaces on a GPU. Without this they would be made while requests wait.
+        A thread needs resources of its own for forwards: OpenMP threads on a CPU, handles and workspaces on a GPU.
+        Without a warm-up, the first requests would wait for them.
         """
         ...

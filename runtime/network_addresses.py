@@ -1,4 +1,4 @@
-"""Which network addresses a stranger may have this server ask."""
+"""Public network addresses, told from those that strangers must not reach through this server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final
 
 _UNICAST: Final = IPv6Network("2000::/3")
-"""All that is assigned of IPv6 for the public (IANA, "IPv6 Address Space"). It leaves out loopback, fc00::/7,
-link-local and multicast, and what carries an address of IPv4: ::ffff:0:0/96 (mapped) and 64:ff9b::/96 (NAT64, RFC
-6052), which `is_global` lets pass."""
+"""The public part of IPv6 (IANA, "IPv6 Address Space").
+
+It excludes loopback, fc00::/7, link-local and multicast. It also excludes addresses that carry one of IPv4, which
+`is_global` lets pass: ::ffff:0:0/96 (mapped) and 64:ff9b::/96 (NAT64, RFC 6052).
+"""
 
 _SPECIAL: Final = (
     IPv4Network("100.64.0.0/10"),  # shared by the customers of a provider, RFC 6598
@@ -21,21 +23,20 @@ _SPECIAL: Final = (
     IPv6Network("2002::/16"),  # 6to4, RFC 3056: carries an address of IPv4
     IPv6Network("3fff::/20"),  # of examples, RFC 9637
 )
-"""Of the IANA registries of special-purpose addresses: what `is_global` has let pass in one version of Python or
-another, or does not speak of."""
+"""Special-purpose networks of the IANA registries that `is_global` lets pass in some version of Python."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address is that of one machine in the public internet, as far as that can be said of it alone."""
+    """Return True if an address belongs to a single machine in the public internet."""
     if isinstance(address, IPv6Address) and address not in _UNICAST:
         return False
     return address.is_global and not any(address in network for network in _SPECIAL)
 
 
 def literal(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a host is, in the one spelling of its own; None for a name, and for `127.1` and its like.
+    """Parse a host that is an address in its usual form; None for a name, and for forms like `127.1`.
 
-    Without zones (`fe80::1%eth0`): they are names of interfaces.
+    An address with a zone (`fe80::1%eth0`) is None, too: zones are names of interfaces.
     """
     try:
         address = ip_address(host)

@@ -1,4 +1,4 @@
-"""What a caller can ask for: one frozen value a task, and the inputs that they hold."""
+"""Requests: one frozen value for each task, and their inputs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final, Literal, TypeAlias
 from staged_pool.stages.work import Request
 
 MODEL_MAX: Final = -1
-"""For `max_tokens`: cut at the longest input that the model takes."""
+"""Value of `max_tokens`: cut inputs to the model's limit."""
 
 MAX_SALT_CHARACTERS: Final = 1024
-"""Characters of a `Request.cache_salt`."""
+"""Most characters of a `Request.cache_salt`."""
 
 Side: TypeAlias = Literal["left", "right"]
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 
 
 class Output(enum.StrEnum):
-    """What a forward can give for one input. A model has one or several of them, all from the same token vectors."""
+    """A kind of output of a forward. A model has one or several, all from the same token vectors."""
 
     DENSE = "dense"
     """One vector."""
@@ -33,7 +33,7 @@ class Output(enum.StrEnum):
     TOKEN_LABELS = "token_labels"
     """One logit for each label and token."""
     TOKEN_WEIGHTS = "token_weights"
-    """One weight for each token, of which `sparse` has the largest of each entry of the vocabulary."""
+    """One weight for each token. `sparse` has the largest weight for each vocabulary entry."""
 
 
 Outputs: TypeAlias = frozenset[Output]
@@ -43,25 +43,27 @@ DENSE_ONLY: Final[Outputs] = frozenset({Output.DENSE})
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image, as the caller sent it."""
+    """An image as sent by the caller."""
 
     source: bytes | str
-    """The encoded file, such as a JPEG; or the URL where it lies (http, https or file), from which it is fetched before
-    preprocess, if the settings of the engine allow that."""
+    """The encoded file, such as a JPEG, or its URL (http, https or file).
+
+    A URL is fetched before preprocess, if the settings of the engine allow it.
+    """
 
     options: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the model's image processor that hold for this image instead of the folder's."""
+    """Settings of the model's image processor for this image, instead of those in the folder."""
 
     key: str | None = None
-    """What the caller calls this image: of no meaning to the model."""
+    """Name of the image by its caller. The model does not read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation, which the chat template of the model's tokenizer turns into one text.
 
-    The content of a message is a text; or, for models that see, a tuple of its parts: texts (`str`) and images
-    (`Image`), in the order in which the model is to read them.
+    The content of a message is a text or, for vision models, a tuple of texts (`str`) and images (`Image`) in reading
+    order.
     """
 
     messages: tuple[Mapping[str, object], ...]
@@ -70,25 +72,25 @@ class Chat:
     continue_final_message: bool = False
     """Leave the last message open, as if its author went on."""
     template_arguments: Mapping[str, object] = field(default_factory=dict)
-    """What the template is given beside the messages."""
+    """Further arguments of the template, beside the messages."""
 
     @property
     def characters(self) -> int:
-        """Of all texts: near enough to what a template makes of them, for limits on bytes."""
+        """Characters of all texts: close to the size after the template, for limits on bytes."""
         return sum(map(len, self.texts))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What is said, in the order in which it is."""
+        """All texts, in reading order."""
         return tuple(part for part in self._parts() if isinstance(part, str))
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The images in the order in which they are shown."""
+        """All images, in reading order."""
         return tuple(part for part in self._parts() if isinstance(part, Image))
 
     def with_images(self, images: Sequence[Image]) -> Chat:
-        """The same conversation about other images, as many as it has."""
+        """Return the same conversation with other images, one for each of its own."""
         left = iter(images)
         return replace(self, messages=tuple(_with_images(message, left) for message in self.messages))
 
@@ -113,7 +115,7 @@ Content: TypeAlias = str | Image | Chat
 
 
 def content_bytes(content: Content) -> int:
-    """About what a query or a document takes in memory."""
+    """Return the approximate bytes of a query or a document in memory."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, Image):
@@ -123,26 +125,28 @@ def content_bytes(content: Content) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """One text, the token ids of one text, or a conversation, as the caller sent it."""
+    """A text, the token ids of a text, or a conversation."""
 
     source: str | tuple[int, ...] | Chat
-    """Token ids are taken as they are: no prompt and no special tokens are added."""
+    """The input. Token ids are used as they are: no prompt and no special tokens are added."""
 
     max_tokens: int | None = None
-    """Cut to this many tokens, special tokens included. `MODEL_MAX`: as many as the model takes.
-    None: never cut; an input longer than the model takes is refused."""
+    """Cut the input to so many tokens, special tokens included. `MODEL_MAX`: to the model's limit.
+
+    None: never cut; an input above the model's limit is rejected.
+    """
 
     truncate_side: Side | None = None
-    """Which end is cut off when `max_tokens` cuts. None: the one that the model's folder says, mostly the right."""
+    """Side that `max_tokens` cuts off. None: as in the model's folder, mostly the right."""
 
     add_special_tokens: bool = True
-    """Whether the tokenizer adds the tokens that the model was trained with (such as [CLS] and [SEP])."""
+    """Add the special tokens of the tokenizer, such as [CLS] and [SEP]."""
 
     max_own_tokens: int | None = None
-    """Cut the text to so many tokens of its own first, before a prompt and special tokens are added."""
+    """First cut the text itself to so many tokens, without prompt and special tokens."""
 
     must_fit: bool = False
-    """Refuse what `max_tokens` would cut."""
+    """Reject an input that `max_tokens` would cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,69 +156,74 @@ class PairInput:
     first: str
     second: str
     max_tokens: int | None = None
-    """As for `TextInput`, of both together: the longer one is cut first."""
+    """Limit for both texts together: the longer one is cut first. See `TextInput.max_tokens`."""
     max_first_tokens: int | None = None
-    """Cut the first text to so many tokens of its own before they are joined."""
+    """First cut the first text to so many tokens."""
     max_second_tokens: int | None = None
+    """First cut the second text to so many tokens."""
     truncate_side: Side | None = None
-    """As for `TextInput`, of each text."""
+    """Side of each text that is cut off. See `TextInput.truncate_side`."""
     instruction: str | None = None
-    """What the model is to look for; for models whose template has a place for it."""
+    """Description of a good match, for models whose template has a place for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(Request):
-    """Vectors of each input: of one kind, or of several from one forward."""
+    """A request for vectors of each input, of one or several kinds from one forward."""
 
     inputs: tuple[TextInput | Image, ...]
 
     name: str | None = field(default=None, compare=False)
-    """What the caller calls the inputs, for errors. None: as everybody does."""
+    """The caller's name for the inputs, for errors. None: the usual name."""
 
     outputs: Outputs = DENSE_ONLY
     """Any of dense, sparse, multi_vector and token_weights that the model has."""
 
     dimensions: int | None = None
-    """Keep the first so many values of each dense vector, and normalise it again. None: all of them."""
+    """Number of leading values to keep of each dense vector, which is normalised again. None: all."""
 
     normalize: bool = True
-    """False returns vectors as pooled, also where the model normalises them; and weights before their activation."""
+    """False returns vectors as pooled, and token weights before their activation."""
 
     prompt_name: str | None = None
-    """Put this one of the model's prompts before each text. None: the model's default, if it has one."""
+    """Name of the model's prompt to put before each text. None: the default prompt, if there is one."""
 
     prompt: str | None = None
-    """Put this before each text instead of a prompt of the model."""
+    """Text to put before each text instead of a prompt of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(Request):
-    """How well each label fits each input."""
+    """A request for a score of each label for each input."""
 
     inputs: tuple[TextInput | PairInput | Image, ...]
 
     activate: bool = True
-    """False returns logits instead of what the model's activation makes of them."""
+    """False returns logits, without the model's activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClassifyRequest(Request):
-    """The label of each token, or the entities that they spell."""
+    """A request for the label of each token, and for entities."""
 
     inputs: tuple[TextInput, ...]
 
     aggregation: Aggregation = "simple"
-    """How tokens become entities: `none` gives each token that has a label; `simple` joins neighbours of one entity;
-    `first`, `average` and `max` also have all tokens of a word agree, on the label of the first, the average or the
-    surest one. As in transformers' token classification pipeline."""
+    """Rule that makes entities from tokens, as in the token classification pipeline of transformers.
+
+    - `none`: Each token with a label is an entity.
+    - `simple`: Adjacent tokens of one entity are joined.
+    - `first`, `average` and `max`: Before that, all tokens of a word get one label: that of the first token, of the
+      average, or of the token with the highest score.
+    """
 
     activate: bool = True
-    """False returns logits per token instead of probabilities."""
+    """False returns logits for each token, not probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest(Request):
-    """How well each document answers its query: a number for each pair."""
+    """A request for a score of each document for its query."""
 
     queries: tuple[Content, ...]
     """One for all documents, or one for each."""
@@ -222,21 +231,22 @@ class ScoreRequest(Request):
     documents: tuple[Content, ...]
 
     names: tuple[str, str] = field(default=("queries", "documents"), compare=False)
-    """What the caller calls the two of them, for errors."""
+    """The caller's names for queries and documents, for errors."""
 
     activate: bool = True
-    """False returns a cross-encoder's logit instead of what its activation makes of it."""
+    """False returns the logits of a cross-encoder, without its activation."""
 
     max_tokens: int | None = None
-    """Of what the model reads at once: a pair, or one text. As for `TextInput`."""
+    """Limit for a pair if the model reads pairs, else for each text. See `TextInput.max_tokens`."""
 
     max_query_tokens: int | None = None
-    """Cut queries to so many tokens of their own first."""
+    """First cut queries to so many tokens."""
 
     max_document_tokens: int | None = None
+    """First cut documents to so many tokens."""
 
     truncate_side: Side | None = None
-    """As for `TextInput`."""
+    """Side of a text that is cut off. See `TextInput.truncate_side`."""
 
     instruction: str | None = None
-    """What the model is to look for; for models whose template has a place for it."""
+    """Description of a good match, for models whose template has a place for it."""

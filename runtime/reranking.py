@@ -1,4 +1,4 @@
-"""What a user says of a reranker that is a language model: how it is asked, and which answers are read."""
+"""The user's settings for a reranker that is a language model: its template and its answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 
 @dataclass(frozen=True, slots=True)
 class AskedFor:
-    """`EngineConfig.score_template` and `EngineConfig.score_tokens`, checked and taken apart."""
+    """The settings `score_template` and `score_tokens`, checked and parsed."""
 
     template: str | None
-    """With the fields `{query}`, `{document}` and, if wanted, `{instruction}`."""
+    """Template with the fields `{query}`, `{document}` and, optionally, `{instruction}`."""
     tokens: tuple[str, ...]
-    """The answer that means yes, and the one that means no where there are two; empty: not said."""
+    """The token of the answer yes, and optionally that of no. Empty: not set."""
 
     @classmethod
     def of(cls, template: str | None, tokens: str | None) -> AskedFor:
@@ -39,8 +39,8 @@ class AskedFor:
         names = tuple(name.strip() for name in tokens.split(","))
         if not 1 <= len(names) <= 2 or not all(names) or len(set(names)) != len(names):
             raise ConfigError(
-                f"score_tokens={tokens!r}: must be the token that means yes, or that and another one that means no, "
-                "with a comma between them"
+                f"score_tokens={tokens!r}: must be the token that means yes, or that token, a comma, and the one that "
+                "means no"
             )
         return cls(template, names)
 

@@ -1,4 +1,4 @@
-"""What a caller gets: one frozen value a task."""
+"""Results: one frozen value for each task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staged_pool.runtime.model import SparseVector
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost."""
+    """Tokens that a request used."""
 
     prompt_tokens: int
     """Tokens that the model read, special tokens included, after truncation."""
@@ -20,10 +20,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedResult:
-    """Vectors of each input, in the order of the inputs; None for an output that was not asked for."""
+    """Vectors of each input, in the order of the inputs. Outputs that were not requested are None."""
 
     dense: NDArray[np.float32] | None = None
-    """[inputs, width or the dimensions asked for]."""
+    """[inputs, width or the requested dimensions]."""
     sparse: tuple[SparseVector, ...] | None = None
     multi_vector: tuple[NDArray[np.float32], ...] | None = None
     """[tokens, width] each."""
@@ -31,68 +31,69 @@ class EmbedResult:
     """[tokens] each, without the special tokens at both ends."""
     usage: Usage
     model: str
-    """The served name."""
+    """Served name of the model."""
 
     @property
     def embeddings(self) -> NDArray[np.float32]:
-        """`dense`, where it was asked for: [inputs, width].
+        """`dense` if it was requested: [inputs, width].
 
         Raises:
-            ValueError: It was not.
+            ValueError: It was not requested.
         """
         if self.dense is None:
-            raise ValueError("dense was not among the outputs that were asked for")
+            raise ValueError("dense was not among the requested outputs")
         return self.dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyResult:
-    """How well each label fits each input."""
+    """Scores of each label for each input."""
 
     scores: NDArray[np.float32]
-    """[inputs, labels]: probabilities, or logits where those were asked for."""
+    """[inputs, labels]: probabilities, or logits if those were requested."""
     labels: tuple[str, ...]
     usage: Usage
     model: str
     logits: NDArray[np.float32] | None = None
-    """[inputs, labels]: what an activation made `scores` of. None: `scores` are logits, or these are not known."""
+    """[inputs, labels]: logits before the activation. None: `scores` are logits, or they are unknown."""
 
     @property
     def sort_keys(self) -> NDArray[np.float32]:
-        """[inputs, labels]: values that order labels as `scores` do, and tell equal scores apart.
+        """[inputs, labels]: values that order labels as `scores` do, and differ where scores are rounded.
 
-        In float32 a sigmoid is 1 from a logit of 17 on, and a softmax 0 where a logit is 104 below the highest.
+        In float32 a sigmoid is 1 from a logit of 17 on, and a softmax is 0 at 104 below the highest logit.
         """
         return self.scores if self.logits is None else self.logits
 
     @property
     def best(self) -> NDArray[np.intp]:
-        """[inputs]: the place of the label that fits best, the first of equal ones."""
+        """[inputs]: index of the best label, the first of equal ones."""
         best: NDArray[np.intp] = self.sort_keys.argmax(axis=1)
         return best
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A stretch of a text that has a label."""
+    """A span of a text with a label."""
 
     label: str
     score: float
-    """Probability of the label; the average over its tokens where there are several."""
+    """Probability of the label: the average over its tokens."""
     start: int
-    """In characters of the text."""
+    """Index of its first character in the text."""
     end: int
+    """Index behind its last character."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClassifyResult:
-    """The labels of the tokens of each input, and the entities that they spell."""
+    """Scores of the labels of each token, and entities."""
 
     scores: tuple[NDArray[np.float32], ...]
-    """[tokens, labels] each: probabilities, or logits where those were asked for; special tokens included."""
+    """[tokens, labels] each: probabilities, or logits if those were requested; special tokens included."""
     entities: tuple[tuple[Entity, ...], ...]
-    """Of each input; empty ones where it was sent as token ids."""
+    """Entities of each input; none for an input sent as token ids."""
     labels: tuple[str, ...]
     usage: Usage
     model: str
@@ -100,19 +101,18 @@ class TokenClassifyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
-    """How well each document answers its query."""
+    """Scores of each document for its query."""
 
     scores: NDArray[np.float32]
     """[documents]; higher is better."""
     usage: Usage
     model: str
     logits: NDArray[np.float32] | None = None
-    """[documents]: what an activation made `scores` of. None: there was no activation, or these are not known."""
+    """[documents]: logits before the activation. None: there was no activation, or they are unknown."""
 
     @property
     def sort_keys(self) -> NDArray[np.float32]:
-        """[documents]: values that order documents as `scores` do, and tell equal scores apart: see
-        `ClassifyResult.sort_keys`."""
+        """[documents]: values that order documents as `scores` do; see `ClassifyResult.sort_keys`."""
         return self.scores if self.logits is None else self.logits
 
 
@@ -121,13 +121,13 @@ class Ranked:
     """One document of a ranking."""
 
     index: int
-    """Of the documents as they were sent."""
+    """Index of the document in the request."""
     score: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankResult:
-    """Documents, the best first; equal ones in the order in which they were sent."""
+    """Documents, the best first; equal ones in the order of the request."""
 
     ranking: tuple[Ranked, ...]
     usage: Usage

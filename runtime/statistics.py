@@ -1,4 +1,4 @@
-"""One frozen snapshot of a running engine: what `/stages` shows and `/metrics` exports."""
+"""Statistics: a frozen snapshot of a running engine, for `/stages` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 
 
 class Phase(enum.StrEnum):
-    """Where an engine is in its life. It only ever moves down this list."""
+    """The phase of an engine's life. It only moves down this list."""
 
     STARTING = "starting"
     READY = "ready"
@@ -20,105 +20,108 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """What is inside one lane: texts, or inputs with images."""
+    """Amounts inside one lane: texts, or inputs with images."""
 
     tokens: int
     drain_s: float
-    """How long it needs for everything inside it, as predicted."""
+    """Predicted seconds for everything inside it."""
     lag_s: float
-    """How much longer than predicted its requests have taken lately."""
+    """Mean time of recent requests beyond the prediction, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """What is inside the engine, and its limits."""
+    """Amounts inside the engine, and their limits."""
 
     requests: int
     max_requests: int
     items: int
     max_items: int
     tokens: int
-    """Estimated for what is not tokenized yet; what has left the device counts no more."""
+    """Tokens that the device has still to compute; an estimate for inputs that are not tokenized yet."""
     max_tokens: int
     body_bytes: int
     max_bytes: int
     admitted: int
-    """Requests let in since the start."""
+    """Requests admitted since the start."""
     refused: Mapping[str, int]
-    """Requests refused since the start, by the limit that was reached; `delay` is the target delay, `deadline` that
-    of the request itself, `part` what one tenant, or bulk work, may have of a limit."""
+    """Requests rejected since the start, by the limit that was reached.
+
+    `delay` is the target delay, and `deadline` the time limit of the request. `part` is the share of a limit for one
+    tenant, or for bulk work.
+    """
     drain_s: float
-    """How long everything inside needs, as predicted: that of the slowest lane."""
+    """Predicted seconds for everything inside, in the slowest lane."""
     lag_s: float
-    """How much longer than predicted requests have taken lately, in the lane where it is most."""
+    """Mean time of recent requests beyond the prediction, in seconds, in the worst lane."""
     bytes_per_token: float
-    """Of texts, as learned."""
+    """Bytes of a text for each token, as learned."""
     tenants: int
-    """That have something inside; one that has requests of both priorities counts twice."""
+    """Tenants with requests inside. One with requests of both priorities counts twice."""
     lanes: Mapping[str, LaneStatistics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityStatistics:
-    """Where the requests of one priority wait."""
+    """Requests of one priority, by where they wait."""
 
     requests: int
-    """Inside the engine."""
+    """Requests inside the engine."""
     waiting_requests: int
-    """Requests with inputs that wait for their turn in front of preprocess."""
+    """Requests with inputs that wait in front of preprocess."""
     waiting_items: int
-    """Prepared, and in front of the device."""
+    """Items that wait in front of the device."""
     waiting_tokens: int
-    """Of these."""
+    """Tokens of these items."""
     wait: HistogramSnapshot
-    """In front of the device, by item."""
+    """Waits of items in front of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatistics:
-    """What one of the devices does, and has done since the start."""
+    """The work of one device, now and since the start."""
 
     device: str
     """Such as `cuda:1`."""
     running: int
-    """Batches on it."""
+    """Batches on the device."""
     batches: int
-    """That have ended."""
+    """Batches that have ended."""
     tokens: int
-    """Of these."""
+    """Tokens of the batches that have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatistics:
-    """What the devices have done since the start."""
+    """The work of all devices since the start."""
 
     devices: tuple[ReplicaStatistics, ...]
-    """Each by itself."""
+    """Each device by itself."""
 
     batches: Mapping[str, int]
-    """By the trigger that cut them."""
+    """Batches by the reason that they were cut for; see `BatchTrigger`."""
     holds: Mapping[str, int]
-    """How often a free slot started nothing, by reason: `empty`, or `coming` (see `BatchDelay`)."""
+    """Times that a free slot started nothing, by reason; see `Hold.reason`."""
     budget_tokens: Mapping[str, int]
-    """Of a batch at most, now, by lane: the target of `target_batch_s` and the device's memory move it."""
+    """Most tokens of a batch at present, by lane. `target_batch_s` and lack of memory lower it."""
     items: int
     coalesced_items: int
-    """Beside those: items that were given the row of another one that was the same work."""
+    """Further items, which got the row of another item of equal identity."""
     tokens: int
-    """Of the items themselves, padding not counted."""
+    """Tokens of the items, without padding."""
     padding_tokens: int
     wasted_tokens: int
-    """Of items whose caller had left when their forward ended."""
+    """Tokens of items whose caller had left when their forward ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCacheStatistics:
-    """What the cache of prepared images has done since the start, and what it holds."""
+    """Hits, misses and size of the cache of prepared images."""
 
     hits: int
-    """Images that were at hand, or that another thread was preparing already."""
+    """Images that were cached, or that another thread was preparing already."""
     misses: int
-    """Images that were prepared, or could not be."""
+    """Images that had to be prepared."""
     entries: int
     bytes: int
     max_bytes: int
@@ -126,12 +129,12 @@ class ImageCacheStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCacheStatistics:
-    """What the cache of rows has done since the start, and what it holds."""
+    """Hits, misses and size of the result cache."""
 
     hits: int
-    """Items whose row was at hand."""
+    """Items whose row was cached."""
     misses: int
-    """Items that were looked up in vain."""
+    """Items whose row was not cached."""
     entries: int
     bytes: int
     max_bytes: int
@@ -143,21 +146,23 @@ class EngineStatistics:
 
     phase: Phase
     fault: str | None
-    """Why the engine takes no requests; None while it does."""
+    """Reason why the engine takes no requests; None while it does."""
     admission: AdmissionStatistics
     cancelled: Mapping[str, int]
-    """Requests whose caller left before the answer, by the stage that they were in."""
+    """Requests whose caller left before the answer, by stage."""
     expired: Mapping[str, int]
-    """Requests whose deadline passed, or could not be met, by the stage that they were in."""
+    """Requests whose deadline passed or could not be met, by stage."""
     overdue_preprocess_calls: int
-    """Calls that have been running for longer than the alarm allows."""
+    """Preprocess calls that run for longer than the alarm allows."""
     stages: tuple[StageStatistics, ...]
-    """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
-    the model reads both, or in their place where it reads images only."""
+    """All stages in order: parse, preprocess, batch, postprocess.
+
+    A model that reads images has preprocess_images and batch_images, too, or only these if it reads no texts.
+    """
     priorities: Mapping[str, PriorityStatistics]
     """`interactive` and `bulk`."""
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
-    """None: prepared images are not kept, or the model reads none."""
+    """None: images are not cached, or the model reads none."""
     result_cache: ResultCacheStatistics | None = None
-    """None: rows are not kept."""
+    """None: rows are not cached."""

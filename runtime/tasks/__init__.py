@@ -1,4 +1,4 @@
-"""The tasks: how each kind of request becomes inputs of a model, and how rows become its result. Pure functions."""
+"""Tasks: pure functions that plan requests and make results from rows."""
 
 if __name__ != "staged_pool.runtime.tasks":
     raise ImportError("import this package as staged_pool.runtime.tasks")

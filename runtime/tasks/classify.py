@@ -1,4 +1,4 @@
-"""Classify: how well each label fits each input."""
+"""The classify task: scores of each label for each input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS_ONLY: Final[Outputs] = frozenset({Output.LABELS})
 
 
 def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
-    """One input of the model for each input of the request.
+    """Plan one model input for each input of the request.
 
     Raises:
         Unsupported: The model has no labels.
@@ -46,12 +46,15 @@ def _finish(request: ClassifyRequest, card: ModelCard, rows: Sequence[object], t
 
 
 def label_logits(rows: Sequence[object]) -> NDArray[np.float32]:
-    """[rows, labels]: the logits that the device made."""
+    """Return the logits of rows: [rows, labels]."""
     return np.stack([array(row, Output.LABELS) for row in rows])
 
 
 def activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """What an activation makes of [..., labels] logits. Sigmoid: 1 / (1 + exp(-x)). Softmax: exp(x) / sum(exp(x))."""
+    """Apply an activation to [..., labels] logits.
+
+    Sigmoid: 1 / (1 + exp(-x)). Softmax: exp(x) / sum(exp(x)).
+    """
     if activation == "identity":
         return logits
     if activation == "sigmoid":

@@ -1,4 +1,4 @@
-"""Classify tokens: the label of each token, and the entities that they spell."""
+"""The token classification task: the label of each token, and entities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AGGREGATIONS: Final[tuple[str, ...]] = get_args(Aggregation)
 
 
 def plan(request: TokenClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
-    """One input of the model for each input of the request.
+    """Plan one model input for each input of the request.
 
     Raises:
         Unsupported: The model has no labels for tokens.

@@ -1,4 +1,4 @@
-"""Embed: vectors of each input, of one kind or of several from one forward."""
+"""The embed task: vectors of each input, of one or several kinds from one forward."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Number = TypeVar("Number", np.float32, np.int32)
 _VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS})
 
 PROMPTS_OF: Final[Mapping[Role, tuple[str, ...]]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""Names of prompts that say what a text is; the first that a model has is the one for it."""
+"""Names of prompts for each role. The first one that a model has is used."""
 
 
 def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
-    """One input of the model for each input of the request.
+    """Plan one model input for each input of the request.
 
     Raises:
-        Unsupported: The model does not have an output that is asked for.
+        Unsupported: The model lacks a requested output.
         InvalidInput: `dimensions`, `prompt_name` or `outputs` do not fit the model.
     """
     _check_outputs(request.outputs, card)
@@ -36,7 +36,7 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
     inputs = [
-        ModelInput(source, request.outputs, role=role)  # prompts are texts before texts
+        ModelInput(source, request.outputs, role=role)  # prompts go before texts only
         if isinstance(source, Image)
         else ModelInput(source, request.outputs, prompt, role, may_split)
         for source in request.inputs
@@ -94,7 +94,7 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> str:
         if (prompt := card.prompts.get(name)) is not None:
             return prompt
     if role and (card.prompts or Output.MULTI_VECTOR in request.outputs):
-        return ""  # the other side has a prompt, or the model marks queries and documents in a way of its own
+        return ""  # the other role has a prompt, or the model marks roles in its own way
     known = ", ".join(map(repr, card.prompts)) or "none"
     raise InvalidInput(f"$prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
 
@@ -121,7 +121,7 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
 
 
 def _weights(request: EmbedRequest, row: Row) -> NDArray[np.float32]:
-    """relu(w h + b) of each token, see `TokenWeightsHead`; as the head gives it where it is not to be activated."""
+    """Return relu(w h + b) of each token, see `TokenWeightsHead`; without the relu if not to be normalised."""
     given = array(row, Output.TOKEN_WEIGHTS)
     return np.maximum(given, np.float32(0)) if request.normalize else owned(given)
 
@@ -135,12 +135,12 @@ def _finish_some(
 def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> NDArray[np.float32]:
     """Cut and normalise pooled rows as the request asks.
 
-    A vector that is cut to fewer dimensions is normalised again (if the model normalises at all), because cosine
-    similarity of cut vectors needs it and clients of Matryoshka models expect it.
+    A cut vector is normalised again if the model normalises: cosine similarity needs it, and clients of Matryoshka
+    models expect it.
     """
     normalize = request.normalize and card.normalize
     vectors = [_mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows]
-    # A row may be shared, or hold the memory of its whole batch: what is returned is a copy, which normalising makes.
+    # Return a copy: a row may be shared, or a view of its whole batch. Normalising makes a copy anyway.
     stacked = np.stack(vectors) if len(vectors) > 1 else vectors[0][np.newaxis]
     if request.dimensions is not None:
         stacked = stacked[:, : request.dimensions]
@@ -150,7 +150,7 @@ def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> ND
 
 
 def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
-    """The mean of the vectors of an input's parts, each weighted by its tokens: sum(n_i * v_i) / sum(n_i)."""
+    """Return the mean of an input's parts, weighted by tokens: sum(n_i * v_i) / sum(n_i)."""
     vectors = np.stack([array(part, Output.DENSE) for part in parts])
     if normalize:
         vectors = normalized(vectors)
@@ -160,13 +160,13 @@ def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
 
 
 def array(row: Any, output: Output) -> NDArray[np.float32]:
-    """One output of a row that is an array."""
+    """Return an output of a row as an array."""
     values: NDArray[np.float32] = row.values[output]
     return values
 
 
 def owned(values: NDArray[Number]) -> NDArray[Number]:
-    """What a caller may do anything to: a row that several requests share is copied."""
+    """Return writable values for a caller: shared rows are read-only, and copied."""
     return values if values.flags.writeable else values.copy()
 
 
@@ -175,7 +175,7 @@ def _owned_sparse(vector: SparseVector) -> SparseVector:
 
 
 def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[n, width], each brought to length 1 as torch.nn.functional.normalize does: v / max(|v|, 1e-12)."""
+    """Normalise [n, width] vectors like torch.nn.functional.normalize: v / max(|v|, 1e-12)."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, np.newaxis]
     scaled: NDArray[np.float32] = vectors / np.maximum(lengths, 1e-12)
     return scaled

@@ -1,9 +1,10 @@
-"""Make entities of the labels of tokens, as the token classification pipeline of transformers does.
+"""Entities from token labels, as in the token classification pipeline of transformers.
 
-Labels may carry the prefixes B- (an entity begins) and I- (it goes on); a label without one goes on too. O is no
-entity.
-The difference to transformers is what a word is: here what the tokenizer took for one, there a guess from the tokens'
-spelling, which for tokenizers other than WordPiece takes punctuation for a part of the word before it.
+Labels may have the prefixes B- (an entity begins) and I- (it continues). A label without a prefix continues, too. O is
+no entity.
+
+Words are those of the tokenizer. transformers guesses them from the spelling of tokens, and for tokenizers other than
+WordPiece takes punctuation for a part of the word before it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from staged_pool.runtime.requests import Aggregation
 from staged_pool.runtime.results import Entity
 
 _NOTHING: Final = "O"
-"""The label of tokens that belong to no entity."""
+"""Label of tokens outside of entities."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A token or a word, and the label that it has."""
+    """A token or a word with its label."""
 
     label: str
     score: float
@@ -41,20 +42,20 @@ def entities(
     labels: Sequence[str],
     aggregation: Aggregation,
 ) -> tuple[Entity, ...]:
-    """The entities of one input, in the order of the text.
+    """Return the entities of one input, in the order of the text.
 
     Args:
-        source: What the caller sent; only a text has entities.
-        spans: Where each token stands in it. None: not known, as for token ids.
+        source: Input of the caller; only a text has entities.
+        spans: Span of each token in the text. None: unknown, as for token ids.
         probabilities: [tokens, labels].
-        labels: Their names.
+        labels: Names of the labels.
         aggregation: See `TokenClassifyRequest`.
     """
     if not isinstance(source, str) or spans is None:
         return ()
     tokens = [(span, row) for span, row in zip(spans, probabilities, strict=True) if span.word is not None]
     if aggregation in _AGREE:
-        # Tokens of one word agree on a row first; each word is then as one token.
+        # Tokens of a word first agree on a row; then each word counts as a token.
         agree = _AGREE[aggregation]
         words = (list(word) for _, word in groupby(tokens, key=lambda token: token[0].word))
         pieces = [
@@ -83,7 +84,7 @@ def _piece(row: NDArray[np.float32], start: int, end: int, labels: Sequence[str]
 
 
 def _joined(pieces: Sequence[_Piece]) -> Iterator[tuple[str, list[_Piece]]]:
-    """Neighbours of one entity, and its label without a prefix. B- begins a new one, even of the same label."""
+    """Yield the adjacent pieces of each entity with its label. B- begins a new entity of any label."""
     group: list[_Piece] = []
     last = ""
     for piece in pieces:
@@ -98,17 +99,17 @@ def _joined(pieces: Sequence[_Piece]) -> Iterator[tuple[str, list[_Piece]]]:
 
 
 def _without_prefix(label: str) -> tuple[bool, str]:
-    """Whether an entity begins here, and which label it has."""
+    """Split a label: return True if an entity begins here, and the label without its prefix."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def _group_label(group: Sequence[_Piece]) -> str:
-    """What stands behind the first hyphen, whatever stands before it (such as B, I, E or S)."""
+    """Return the label without its prefix, such as B-, I-, E- or S-."""
     return group[0].label.split("-", 1)[-1]
 
 
 def _surest(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    # Not by the highest probability, which is 1 in float32 for all that are sure: by how little the others have.
+    # By the least sum of the other probabilities: the highest one rounds to 1 in float32 for all sure tokens.
     doubts = [float(np.delete(row, row.argmax()).sum(dtype=np.float64)) for row in rows]
     surest: NDArray[np.float32] = rows[int(np.argmin(doubts))]
     return surest
@@ -129,4 +130,4 @@ _AGREE: Final[Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]]
     "average": _average,
     "max": _surest,
 }
-"""What a word's tokens agree on: [tokens, labels] -> [labels]."""
+"""Functions that give a word one row: [tokens, labels] -> [labels]."""

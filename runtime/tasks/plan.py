@@ -1,4 +1,4 @@
-"""Which task a request is."""
+"""Plans of requests, by task."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from staged_pool.stages.work import Plan, Request
 
 
 def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
-    """How this model does this request.
+    """Plan a request for a model.
 
     Raises:
-        InvalidInput: The request does not fit the model; says which field does not.
+        InvalidInput: The request does not fit the model; the error names the field.
         Unsupported: The model cannot do the task, or does not read inputs of this kind.
     """
     made = _plan(request, card)

@@ -1,4 +1,4 @@
-"""Score: how well a document answers a query, in whichever way the model compares them."""
+"""The score task: a score of each document for its query, by the model's method."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ _OUTPUTS: Final[Mapping[Scoring, Outputs]] = {
     "sparse": frozenset({Output.SPARSE}),
     "late-interaction": frozenset({Output.MULTI_VECTOR}),
 }
-"""What is compared."""
+"""Outputs that each method compares."""
 
 
 def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
-    """One input a pair for a cross-encoder; for the others one a text, and no query twice.
+    """Plan one model input for each pair (cross-encoder), or for each text.
+
+    A query of several documents is computed once.
 
     Raises:
         Unsupported: The model cannot compare texts.
@@ -60,13 +62,13 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
 
 
 def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
-    """Order documents by their scores, the best first: by the logits where equal scores were made of different ones.
+    """Order documents by their scores, the best first.
 
-    Equal documents keep the order of the request, and NaN comes last.
+    Equal scores are ordered by their logits, if known. Equal documents keep the order of the request. NaN comes last.
 
     Args:
         result: Scores of documents.
-        top_n: Keep so many. None and 0: all of them.
+        top_n: Number of documents to keep. None and 0: all.
 
     Raises:
         InvalidInput: See `check_top_n`.
@@ -78,7 +80,7 @@ def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
 
 
 def check_top_n(top_n: int | None) -> None:
-    """Refuse a `top_n` before there is work done for it.
+    """Reject a wrong `top_n` before any work is done.
 
     Raises:
         InvalidInput: It is negative.
@@ -136,19 +138,19 @@ def _text_of(content: Content, card: ModelCard) -> str:
 
 
 def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
-    """A query or a document by itself; a text has the prompt of its role where the model has one."""
+    """Return the input of a single query or document, with its prompt."""
     outputs = _OUTPUTS[card.scoring or "bi-encoder"]
     if isinstance(content, Image):
         return ModelInput(content, outputs, role=role)
     prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
-    added = not isinstance(content, Chat)  # a template writes all that the model is to see
+    added = not isinstance(content, Chat)  # the chat template writes the special tokens
     source = TextInput(content, request.max_tokens, request.truncate_side, max_own_tokens=own, add_special_tokens=added)
     return ModelInput(source, outputs, prompt, role)
 
 
 def _locate(request: ScoreRequest, index: int) -> tuple[str, int]:
-    """Where an input of a plan without pairs stands in the request."""
+    """Return the field and the index of an input of a plan without pairs; see `Plan.locate`."""
     (query, document), queries = request.names, len(request.queries)
     return (query, index) if index < queries else (document, index - queries)
 
@@ -174,7 +176,7 @@ def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
 def _some_texts(
     request: ScoreRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
 ) -> tuple[Sequence[int], ScoreResult | None]:
-    """A document has its score when its row and that of its query are there, and one of them is new."""
+    """Score documents of which both rows are there, and one is new."""
     count, new = len(request.queries), set(fresh)
     pairs = [
         (query, count + place)
@@ -200,9 +202,10 @@ def _compared(queries: Sequence[object], documents: Sequence[object], card: Mode
 
 
 def _similarities(queries: Sequence[object], documents: Sequence[object], card: ModelCard) -> NDArray[np.float32]:
-    """Of each document's vector with its query's, in float32; distances are negated, so that higher is better.
+    """Return the similarity of each document's vector with its query's, in float32.
 
-    What CLIP and SigLIP multiply a cosine by, and add to it, to make a logit of it is left out: it changes no order.
+    Distances are negated, so that higher is better. The scale and bias by which CLIP and SigLIP make logits of cosines
+    are left out: they do not change the order.
     """
     similarity = card.similarity
     q = np.stack([array(row, Output.DENSE) for row in queries])
@@ -210,7 +213,7 @@ def _similarities(queries: Sequence[object], documents: Sequence[object], card: 
     if similarity == "cosine" or card.normalize:
         q, d = normalized(q), normalized(d)
     if similarity in ("cosine", "dot"):
-        # Not `d @ q`: how that sums up a row depends on the number of rows.
+        # Not `d @ q`, whose order of summation depends on the number of rows.
         products = np.einsum("ij,j->i", d, q[0]) if len(q) == 1 else np.einsum("ij,ij->i", q, d)
         return np.asarray(products, np.float32)
     distances = np.linalg.norm(q - d, ord=2 if similarity == "euclidean" else 1, axis=1)
@@ -220,7 +223,10 @@ def _similarities(queries: Sequence[object], documents: Sequence[object], card: 
 def _sparse_similarities(
     queries: Sequence[object], documents: Sequence[object], similarity: Similarity
 ) -> NDArray[np.float32]:
-    """The dot product of each sparse vector with that of its query; for cosine over the product of their lengths."""
+    """Return the dot product of each sparse vector with its query's.
+
+    For cosine, it is divided by the product of their lengths.
+    """
     qs, ds = (
         [cast("SparseVector", cast(Row, row).values[Output.SPARSE]) for row in rows] for rows in (queries, documents)
     )
@@ -239,8 +245,11 @@ def _sparse_dot(one: SparseVector, other: SparseVector) -> float:
 
 
 def _late_interaction(queries: Sequence[object], documents: Sequence[object]) -> NDArray[np.float32]:
-    """MaxSim of each document with its query: the sum over the query's tokens of the largest cosine with any of the
-    document's (Khattab and Zaharia, 2020, ColBERT, equation 3)."""
+    """Return the MaxSim of each document with its query.
+
+    It is the sum over the query's tokens of the largest cosine with a token of the document (Khattab and Zaharia, 2020,
+    ColBERT, equation 3).
+    """
     qs = [normalized(array(row, Output.MULTI_VECTOR)) for row in queries]
     ds = [normalized(array(row, Output.MULTI_VECTOR)) for row in documents]
     if len(qs) == 1:
