@@ -1,4 +1,4 @@
-"""The HTTP face and the command line."""
+"""HTTP server, clients, Python API and command line."""
 
-if __name__ != "staged_pool.api":  # the folder is on the path by its bare name: two copies of every class would exist
+if __name__ != "staged_pool.api":  # imported by its bare folder name, every class would exist twice
     raise ImportError("import staged_pool.api, not api")

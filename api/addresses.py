@@ -1,7 +1,7 @@
-"""The route and the model that the target of a request names, however its client spells them.
+"""Route and model of a request's target, for all common spellings of a path.
 
-Clients join base URLs and paths in their own ways: with a slash at the end or two in between, with a proxy's prefix,
-with the server's own name in front (RFC 9112, section 3.2.2). All of these are the same route.
+Clients join base URLs and paths in different ways: with a slash at the end or two in between, with a proxy's prefix, or
+with the server's own name in front (RFC 9112, section 3.2.2). All of these mean the same route.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from urllib.parse import unquote
 from staged_pool.api.asgi import Scope
 
 MODEL: Final = "staged_pool.model"
-"""Key of a scope: the model that the path names; None where it names none. A scope that has it is placed."""
+"""Key in a scope: the model that the path names, or None. Its presence means that `place` has been called."""
 
 PREFIX: Final = "/m/"
-"""`/m/NAME/embed` is `/embed` of the model NAME: for clients that have no field for a model's name."""
+"""Prefix of a model: `/m/NAME/embed` is `/embed` of the model NAME, for clients without a field for the model."""
 
 ONE_MODEL: Final = "/v1/models/{id}"
-"""The route of `GET /v1/models/org/name`."""
+"""Route of `GET /v1/models/org/name`."""
 
 MOST_SEGMENTS: Final = 16
-"""Segments of a path that may belong to the name of a model."""
+"""Maximum number of path segments in the name of a model."""
 
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _SLASHES: Final = re.compile(r"/{2,}")
@@ -32,12 +32,12 @@ _ONE_MODEL: Final = re.compile(r"(?:/v1)?/models/(?P<name>.+)")
 
 
 class Addresses:
-    """Places requests at the routes of one server.
+    """Finds the routes and models of requests to one server.
 
     Args:
-        routes: Paths that are served.
-        names: Gives the names of the served models; empty while they load.
-        root_path: What a proxy puts before every path; empty for nothing.
+        routes: Paths of all routes.
+        names: Returns the names of the served models; empty while they load.
+        root_path: Prefix that a proxy puts before every path; may be empty.
     """
 
     def __init__(self, routes: Iterable[str], names: Callable[[], Collection[str]], root_path: str = "") -> None:
@@ -46,10 +46,9 @@ class Addresses:
         self._root_path = root_path
 
     def place(self, scope: Scope) -> None:
-        """Write the route into `path` of a scope, and the model that the path names under `MODEL`.
+        """Replace `path` of a scope by its route, and add its model under `MODEL`.
 
-        The path of a request that has no route stays as it was sent, with its escapes: a proxy may have let it pass as
-        another one.
+        A path without a route stays as sent, percent escapes included: unescaped, it could bypass the rules of a proxy.
         """
         if MODEL in scope:
             return
@@ -62,7 +61,7 @@ class Addresses:
         scope["path"], scope[MODEL] = route, model
 
     def _find(self, target: str) -> tuple[str, str | None] | None:
-        """The route and the model of a target that is no route as it is spelled; None where there is no such route."""
+        """Return the route and the model of another spelling of a route; None if there is none."""
         if (plain := self._plain(target)) is not None:
             return plain
         target = _SLASHES.sub("/", target)
@@ -75,15 +74,15 @@ class Addresses:
                 continue
             route, inner = found
             if inner not in (None, name) and route != ONE_MODEL:
-                continue  # two names
+                continue  # the path has two different names
             if name in served:
                 return route, name
-            if route != "/" or "/" not in name:  # else any path at all would be a name
+            if route != "/" or "/" not in name:  # otherwise every path would be a name
                 first = first or (route, name)
         return first
 
     def _plain(self, target: str) -> tuple[str, str | None] | None:
-        """As `_find`, of a target without `PREFIX`."""
+        """Return the same as `_find`, for a target without `PREFIX`."""
         tidy = _SLASHES.sub("/", target)
         tidy = tidy.rstrip("/") or "/"
         if tidy in self._routes:
@@ -101,13 +100,13 @@ class Addresses:
 
 
 def below(root_path: str, path: str) -> str:
-    """`path` without the prefix `root_path`, where it has it as whole segments."""
+    """Return `path` without the prefix `root_path`, if it has it as whole segments."""
     rest = path.removeprefix(root_path)
     return rest or "/" if len(rest) < len(path) and rest[:1] in ("", "/") else path
 
 
 def _splits(path: str) -> Iterator[tuple[str, str]]:
-    """Every way to divide `NAME/route` of so many segments, the shortest name first."""
+    """Yield each split of `NAME/route` into name and route, the shortest name first."""
     end = path.find("/")
     for _ in range(MOST_SEGMENTS):
         name = _unescaped(path if end < 0 else path[:end])
@@ -119,7 +118,7 @@ def _splits(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _unescaped(name: str) -> str | None:
-    """A name without percent escapes; None where they are no UTF-8."""
+    """Return a name without percent escapes; None if they are not UTF-8."""
     try:
         return unquote(name.encode("latin-1").decode(), errors="strict")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The types of ASGI 3, as far as this package uses them."""
+"""Types of ASGI 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Origins whose pages may read answers, and the prefix of a proxy."""
+"""CORS for pages of other origins, and checks of its settings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ EXPOSED: Final = (
     "x-request-id", "server-timing", "retry-after", "metadata",
     "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens",
 )  # fmt: skip
-"""Headers of our answers that a page may read."""
+"""Response headers that a page may read."""
 
 PREFLIGHT_S: Final = 600
-"""How long a browser need not ask again."""
+"""Seconds for which a browser caches the answer to a preflight."""
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _ROOT_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks, on behalf of a page, what it may send; it sends no key with that."""
+    """Tell if a request is a browser's CORS preflight, which has no key."""
     if scope["method"] != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}
@@ -32,9 +32,9 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def cors(app: App, origins: Sequence[str]) -> App:
-    """`app`, whose answers pages of these origins may read, and which answers their preflights.
+    """Wrap `app` with CORS for pages of these origins.
 
-    Cookies play no part here, and are not allowed: a page must know a key.
+    Cookies are not allowed, and have no effect: a page must have a key.
     """
     from starlette.middleware.cors import CORSMiddleware
 
@@ -42,28 +42,28 @@ def cors(app: App, origins: Sequence[str]) -> App:
         app,
         allow_origins=origins,
         allow_methods=METHODS,
-        allow_headers=["*"],  # clients in browsers bring headers of their own
+        allow_headers=["*"],  # client libraries in browsers add headers of their own
         expose_headers=EXPOSED,
         max_age=PREFLIGHT_S,
     )
 
 
 def check_origins(origins: Sequence[str]) -> None:
-    """Refuse what no browser would send as `Origin`.
+    """Check that all origins have the form of an `Origin` header.
 
     Raises:
-        ConfigError: Names it and what would be right.
+        ConfigError: One has not; the message has the expected form.
     """
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"cors_origin={origin!r}: expected scheme://host or scheme://host:port, or *")
+            raise ConfigError(f"cors_origin={origin!r}: expected scheme://host, scheme://host:port, or *")
 
 
 def check_root_path(root_path: str) -> None:
-    """Refuse what is no prefix of paths.
+    """Check that `root_path` is a prefix of paths.
 
     Raises:
-        ConfigError: Says what would be right.
+        ConfigError: It is not; the message has the expected form.
     """
     if not _ROOT_PATH.fullmatch(root_path):
-        raise ConfigError(f"root_path={root_path!r}: expected /segments, with no slash at the end")
+        raise ConfigError(f"root_path={root_path!r}: expected a path such as /pool, without a slash at the end")

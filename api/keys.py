@@ -1,4 +1,4 @@
-"""Who may ask, and whose a request is: decided from its headers alone, before anything of its body is read."""
+"""API keys and tenants, checked by a request's headers before its body is read."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ OPEN: Final = frozenset(
         *("/.well-known/live", "/.well-known/ready"),
     }
 )
-"""What probes ask, and they have no key. Every other path needs one, also a path that there is not."""
+"""Paths of probes, which need no key. Every other path needs one, even a path that does not exist."""
 
 TENANT: Final = "staged_pool.tenant"
-"""Where the scope of a request says whose key it has."""
+"""Key in a scope: the tenant of the request."""
 
 KEY_LIMIT: Final = 4096
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # RFC 9110, section 5.6.2
 _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = re.compile(rb"bearer +(?P<key>[^ ]+) *", re.IGNORECASE)  # RFC 9110, section 11.4
-_AZURES: Final = b"api-key"
-"""Header in which clients of Azure send the key alone. `Authorization` goes before it."""
-_SENDS: Final = "send one as `Authorization: Bearer <key>`"
+_AZURE_HEADER: Final = b"api-key"
+"""Header with the bare key, as clients of Azure send it. `Authorization` takes precedence."""
+_HOW_TO_SEND: Final = "send one as `Authorization: Bearer <key>`"
 
 
 class Keys:
-    """The keys of one server; none of them is kept, only what they hash to.
+    """The API keys of one server, of which only hashes are kept.
 
     Args:
-        keys: As their owners send them. Without any, every request may enter.
-        tenant_header: Says whose a request is, in the place of its key. None: no header does.
+        keys: The keys. Without any, no request needs a key.
+        tenant_header: Name of the header with the tenant, which replaces the key as tenant. None: no header.
     """
 
     def __init__(self, keys: Iterable[str] = (), tenant_header: str | None = None) -> None:
@@ -51,10 +51,10 @@ class Keys:
         return bool(self._digests)
 
     def admit(self, scope: Scope) -> Problem | None:
-        """Why a request must not enter; None where it may, and then its scope says who asks.
+        """Return the problem of a request without a valid key. None: it is admitted, and its scope has its tenant.
 
         Args:
-            scope: Of the request; its path without the prefix of a proxy.
+            scope: Scope of the request, whose path has no prefix of a proxy.
         """
         if scope["path"] in OPEN:
             return None
@@ -68,19 +68,19 @@ class Keys:
 
     def _check(self, scope: Scope) -> Problem | None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        bare = [value.strip() for name, value in scope["headers"] if name == _AZURES and not given]
+        bare = [value.strip() for name, value in scope["headers"] if name == _AZURE_HEADER and not given]
         if not given and not bare:
-            return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_SENDS}")
+            return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_HOW_TO_SEND}")
         bearer = _BEARER.fullmatch(given[0]) if given else None
         if len(given) + len(bare) > 1 or (given and bearer is None):
-            return Problem(row=status.UNAUTHORIZED, message=f"The API key cannot be read; {_SENDS}")
+            return Problem(row=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
         if (tenant := self._tenant_of(bare[0] if bearer is None else bearer["key"])) is None:
             return Problem(row=status.UNAUTHORIZED, message="The API key is not one of this server's")
         scope[TENANT] = tenant
         return None
 
     def _tenant_of(self, given: bytes) -> str | None:
-        """Takes as long for every key: digests are compared, in constant time, and always all of them."""
+        """Return the tenant of a key; None if unknown. It takes the same time for any key."""
         digest = hashlib.sha256(given).digest()
         found = None
         for known, tenant in self._digests.items():
@@ -90,10 +90,10 @@ class Keys:
 
 
 def check_keys(keys: Iterable[str]) -> None:
-    """Refuse keys that no client could send.
+    """Check that clients can send all keys in a header.
 
     Raises:
-        ConfigError: Says what is wrong, and never the key.
+        ConfigError: A key is too long or has other characters; the message never has the key.
     """
     for number, key in enumerate(keys, start=1):
         if len(key) > KEY_LIMIT or not _KEY.fullmatch(key):
@@ -102,10 +102,10 @@ def check_keys(keys: Iterable[str]) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one a line. Empty lines, and lines that begin with #, are skipped.
+    """Read keys from a file, one per line; empty lines and lines that begin with # are skipped.
 
     Raises:
-        ConfigError: It cannot be read, or has no key.
+        ConfigError: The file cannot be read, or has no key.
     """
     try:
         lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
@@ -114,20 +114,20 @@ def read_keys(path: Path) -> list[str]:
         raise ConfigError(f"api_key_file={str(path)!r}: cannot be read ({reason})") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:  # an empty file must not open the server to everyone
-        raise ConfigError(f"api_key_file={str(path)!r}: has no key; expected one a line")
+        raise ConfigError(f"api_key_file={str(path)!r}: has no key; expected one per line")
     return keys
 
 
 def check_tenant_header(name: str) -> None:
-    """Refuse a name that no header can have.
+    """Check that `name` is a valid name of a header.
 
     Raises:
-        ConfigError: Says what is wrong.
+        ConfigError: It is not.
     """
     if not _TOKEN.fullmatch(name):
         raise ConfigError(f"tenant_header={name!r}: must be the name of a header, such as X-Tenant")
 
 
 def _tenant(name: bytes) -> str:
-    """What logs and queues call the owner of a key, or whoever a header names: too little of a hash to find it by."""
+    """Return the tenant's id in logs and queues: a hash too short to find the key or name by."""
     return hashlib.blake2b(name, digest_size=4, person=b"tenant").hexdigest()

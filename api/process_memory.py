@@ -1,8 +1,8 @@
-"""What the kernel, the allocator and the garbage collector are told about memory.
+"""Memory settings of the process: allocator, garbage collector and mapped weight files.
 
-Memory that is freed stays with the process, for whoever asks next. A forward allocates and frees megabytes at every
-layer. glibc gives blocks of that size back to the kernel at once, and gets each of them again page by page: with
-batches of 2048 tokens that was a seventh of a forward's time (MiniLM, bfloat16: 135 ms instead of 115).
+A forward allocates and frees megabytes at every layer. By default glibc returns blocks of that size to the kernel at
+once, and gets them again page by page, which makes forwards slower. So freed memory stays with the process for the next
+allocation.
 """
 
 from __future__ import annotations
@@ -20,67 +20,75 @@ from staged_pool.runtime.memory.allocator import is_glibc
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-"""As malloc.h numbers them."""
+"""Numbers of `mallopt` parameters in malloc.h."""
 
 KEPT_BYTES: Final = 32 * 2**20
-"""Blocks of up to so many bytes come from memory that is kept: glibc takes no more for threads other than the first.
-They are also how much a thread keeps at the end of its memory, at most twice."""
+"""Maximum size of blocks in memory that is kept: glibc allows no more for threads other than the first.
+
+A thread's heap keeps up to twice as much unused memory at its end.
+"""
 
 _MADV_DONTNEED: Final = 4
-"""As mman.h of Linux numbers it."""
+"""Number of this advice in Linux's mman.h."""
 
 COLLECTED_AFTER: Final = 50_000
-"""Objects that are made and not given up before the collector looks at them. A request in hand is about a hundred, and
-leaves none: all are gone with it, without the collector. Python's own 700 are seven requests, so with a thousand in
-hand (twice as many short texts as can be answered) it looked at what is in use dozens of times a second, for 50 ms and
-more each second or two; with this, a fifth more was answered, and the slowest rejections took a third of the time."""
+"""New objects after which the garbage collector runs.
+
+A request is about a hundred objects, which reference counting frees without the collector. With Python's own default
+of 700 the collector would run every seven requests, and scan all requests in progress each time.
+"""
 
 _WEIGHTS: Final = ".safetensors"
 
 _USER_HAS_SET: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
-"""Variables by which users tune glibc's allocator, or put another one in its place."""
+"""Environment variables by which users tune or replace glibc's allocator."""
 
 
 def keep_freed_memory() -> bool:
-    """Have the allocator keep what is freed, and say whether it does. Only glibc's is known; what users set stays."""
+    """Make glibc's allocator keep freed memory.
+
+    Returns:
+        False with another allocator, or if the user has tuned it: then nothing changes.
+    """
     if not is_glibc() or any(name in os.environ for name in _USER_HAS_SET):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES))
 
 
-def spare_the_collector() -> None:
-    """Have the garbage collector, which stops every thread, look at little, and seldom.
+def tune_garbage_collector() -> None:
+    """Make the garbage collector, which stops all threads, run rarely and on few objects.
 
-    What torch and the model have made are hundreds of thousands of objects that stay: it forgets them. A full
-    collection would look at all of them, for a quarter second.
+    torch and the model consist of hundreds of thousands of permanent objects, which are excluded from collection. A
+    full collection would scan all of them.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_AFTER)
 
 
-def let_go_of_weight_files() -> None:
-    """Have the kernel take from this process what it has read of files of weights, and not changed.
+def release_weight_pages() -> None:
+    """Release the unmodified pages of mapped weight files.
 
-    Such a file is mapped. Of all that loading has read of it, what was laid out anew is not read again, and the rest
-    comes back as it is used, for the system still has it: of MiniLM's 91 MB the process holds 77, and needs the vectors
-    of the tokens that it is sent.
+    Loading has read all of a file. Weights that were copied to another layout are not read again. Other pages, such as
+    those of a large token embedding, come back from the page cache when they are used.
     """
     if _madvise is None:
         return
-    with suppress(OSError):  # a sandbox without /proc
+    with suppress(OSError):  # some sandboxes have no /proc
         for start, end in _unchanged_mappings(Path("/proc/self/smaps").read_text(), _WEIGHTS):
             _madvise(start, end - start, _MADV_DONTNEED)
 
 
 def _unchanged_mappings(smaps: str, suffix: str) -> Iterator[tuple[int, int]]:
-    """Where files with this suffix are mapped of which no page was written to, which would be lost: start and end.
+    """Yield start and end of mappings of files with a suffix.
+
+    Mappings with a modified page are left out: releasing that page would lose its changes.
 
     Args:
-        smaps: As of `/proc/PID/smaps`: for each mapping a line that begins with its addresses and ends with its file,
-            and then a line for each of its figures.
-        suffix: Of the files.
+        smaps: Text of `/proc/PID/smaps`. Each mapping has a line with its addresses first and its file last, followed
+            by one line per figure.
+        suffix: Suffix of the files.
     """
     mapping = None
     for line in smaps.splitlines():

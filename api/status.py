@@ -1,4 +1,4 @@
-"""What a failed request is answered with: one table from error class to HTTP status, and the body of the answer."""
+"""HTTP statuses and bodies of errors: one table from error class to status."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from staged_pool.stages.exhausted import is_out_of_memory
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one class of error appears over HTTP."""
+    """Status and names of one class of error over HTTP."""
 
     status: int
     type: str
-    """The `type` of the error body, in the spelling that clients of OpenAI's and vLLM's servers know."""
+    """The `type` in the error body, in the spelling of OpenAI's and vLLM's servers."""
     word: str
-    """What logs and metrics call it."""
+    """Name in logs and metrics."""
 
 
 TABLE: Final[dict[type[BaseException], Row]] = {
@@ -34,8 +34,8 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.UnusableMedia: Row(422, "UnprocessableEntityError", "unusable_media"),
     errors.ModelFailed: Row(424, "ModelFailedError", "model_failed"),
     errors.Overloaded: Row(429, "RateLimitError", "overloaded"),
-    errors.Abandoned: Row(499, "AbandonedError", "abandoned"),  # for the log: nobody is there to read it
-    errors.ScopeEnds: Row(499, "AbandonedError", "abandoned"),  # likewise: the scope has ended before it is told
+    errors.Abandoned: Row(499, "AbandonedError", "abandoned"),  # for the log only: the client has left
+    errors.ScopeEnds: Row(499, "AbandonedError", "abandoned"),  # likewise
     errors.ConfigError: Row(500, "InternalServerError", "misconfigured"),
     errors.StageFailed: Row(500, "InternalServerError", "stage_failed"),
     errors.StagedPoolError: Row(500, "InternalServerError", "failed"),
@@ -47,7 +47,7 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.MediaTimedOut: Row(504, "TimeoutError", "media_timed_out"),
     errors.DeadlineExceeded: Row(504, "TimeoutError", "deadline_exceeded"),
 }
-"""Every class of `stages/errors.py` has a row of its own; a subclass made elsewhere takes its parent's."""
+"""Rows by error class. Every class of `stages/errors.py` has a row; other subclasses take their parent's row."""
 
 UNEXPECTED: Final = Row(500, "InternalServerError", "bug")
 
@@ -71,10 +71,10 @@ TOO_MANY_CONNECTIONS: Final = Row(503, "ServiceUnavailableError", "too_many_conn
 TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
 
 _DETAILS: Final = {NO_ROUTE: "Not Found", WRONG_METHOD: "Method Not Allowed"}
-"""What vLLM's server answers alone, and its clients look for."""
+"""Values of `detail`, the only field in vLLM's answer, which its clients look for."""
 
 RETRY_S: Final[dict[type[BaseException], float]] = {errors.DeviceLost: 10.0, errors.OutOfMemory: 1.0}
-"""When to come back after an error that does not say so itself, in seconds. A lost device needs a new process."""
+"""Seconds until a retry, by classes of errors without a value of their own. A lost device needs a new process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Problem:
     message: str
     param: str | None = None
     index: int | None = None
-    """Which of the request's inputs it is about, where it is about one."""
+    """Index of the input at fault; None if it is not about one input."""
     retry_after_s: float | None = None
 
     @property
@@ -93,23 +93,27 @@ class Problem:
         return self.row.status
 
     def fields(self) -> dict[str, object]:
-        """The error object, and what stands beside it. `code` repeats the status, as vLLM's clients expect."""
+        """Return the fields of the error body. `code` repeats the status, as vLLM's clients expect."""
         error = {"message": self.message, "type": self.row.type, "param": self.param, "code": self.status}
         if self.index is not None:
             error["index"] = self.index
         return {"error": error} | ({"detail": _DETAILS[self.row]} if self.row in _DETAILS else {})
 
     def body(self) -> bytes:
-        """The same as JSON."""
+        """Return the error body as JSON."""
         return orjson.dumps(self.fields())
 
     def answer(self) -> tuple[int, bytes]:
-        """The status, and the body as most dialects have it."""
+        """Return the status, and the body in OpenAI's format, the default of all dialects."""
         return self.status, self.body()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1. Without a key, the way to
-        send one (RFC 9110, section 11.6.1); with a coding that is not undone, those that are (section 12.5.3)."""
+        """Return headers that tell the client how to go on.
+
+        - `Retry-After` if a retry may succeed: whole seconds, rounded up, at least 1.
+        - `WWW-Authenticate` for a missing key (RFC 9110, section 11.6.1).
+        - `Accept-Encoding` for an unsupported content coding (RFC 9110, section 12.5.3).
+        """
         if self.row is UNAUTHORIZED:
             return [(b"www-authenticate", b"Bearer")]
         if self.row is UNSUPPORTED_CODING:
@@ -121,10 +125,10 @@ class Problem:
 
 
 def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> Problem:
-    """What to answer when `error` ended a request whose caller calls its fields so.
+    """Convert the error that ended a request to a problem, with the caller's field names.
 
-    The message of an error of ours is written for the caller. Anything else is a bug, whose text may hold paths or
-    input; the caller learns only that it happened.
+    Messages of this package's own errors are written for callers. Any other error is a bug, whose text may contain
+    paths or input, so its message is a general one.
     """
     if isinstance(error, HttpError):
         return error.problem
@@ -148,7 +152,7 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
 
 
 class HttpError(Exception):
-    """A request that is refused for how it came over HTTP, whatever it wants."""
+    """Rejection of a request at the level of HTTP, independent of its task."""
 
     def __init__(self, row: Row, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -27,7 +27,7 @@ from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
 from staged_pool.api.http.tls import server_context
 from staged_pool.api.limits.server_state import GRACE_S, ServerState
-from staged_pool.api.process_memory import let_go_of_weight_files, spare_the_collector
+from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import governor_for, open_engines
@@ -169,7 +169,7 @@ class Server:
             await anyio.to_thread.run_sync(self.memory.measure)
             async with self._open_engines(self._models, self.memory) as engines:
                 if self._owns_process:
-                    spare_the_collector()
+                    tune_garbage_collector()
                     await anyio.to_thread.run_sync(_release_memory_of_loading)
                 self.registry.open(*engines.values())
                 for name, engine in engines.items():
@@ -282,7 +282,7 @@ def _dump_stacks_on_signals() -> None:
 
 def _release_memory_of_loading() -> None:
     give_back_freed_memory()
-    let_go_of_weight_files()
+    release_weight_pages()
 
 
 def _allow_files(count: int) -> None:

@@ -102,7 +102,7 @@ class Loop:
     def __init__(self) -> None:
         self.itself = self
 
-memory.spare_the_collector()
+memory.tune_garbage_collector()
 looks = []
 gc.callbacks.append(lambda phase, info: phase == "start" and looks.append(info["generation"]))
 kept = [[] for _ in range(memory.COLLECTED_AFTER - 1000)]
@@ -138,7 +138,7 @@ def test_what_was_read_of_a_file_of_weights_is_held_no_more_and_comes_back(tmp_p
     with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         assert mapped[:] == weights.read_bytes()
         assert held_bytes(weights) > 3_900_000
-        memory.let_go_of_weight_files()
+        memory.release_weight_pages()
         assert held_bytes(weights) == 0
         assert mapped[:] == weights.read_bytes()
 
@@ -152,6 +152,6 @@ def test_what_was_changed_of_a_file_of_weights_is_not_lost(tmp_path: Path) -> No
         mapped[2_000_000] = ord("x")
         with other.open("rb") as words, mmap.mmap(words.fileno(), 0, access=mmap.ACCESS_COPY) as kept:
             assert kept[:] == other.read_bytes()
-            memory.let_go_of_weight_files()
+            memory.release_weight_pages()
             assert held_bytes(other) > 3_900_000
         assert mapped[2_000_000] == ord("x")

@@ -320,7 +320,9 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
         Server, "_end_process_after", lambda _, seconds, exit_code: watchdogs.append((seconds, exit_code))
     )
     monkeypatch.setattr("staged_pool.api.http.server.os._exit", exits.append)
-    monkeypatch.setattr("staged_pool.api.http.server.spare_the_collector", lambda: None)  # these are pytest's objects
+    monkeypatch.setattr(
+        "staged_pool.api.http.server.tune_garbage_collector", lambda: None
+    )  # these are pytest's objects
     gate = Gate()
     listener = bind("127.0.0.1", 0)
     model = LetterModel(on_preprocess=gate)
