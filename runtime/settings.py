@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -205,11 +204,18 @@ class SettingField:
         return f"{value:g}" if self.kind == "float" else str(value)
 
 
-@cache
+_tables: Final[dict[type[Any], tuple[SettingField, ...]]] = {}
+
+
 def settings_of(config: type[Any]) -> tuple[SettingField, ...]:
     """Return the table of a configuration class, in the order of its fields."""
+    if config not in _tables:
+        _tables[config] = tuple(_settings_of(config))
+    return _tables[config]
+
+
+def _settings_of(config: type[Any]) -> Iterator[SettingField]:
     hints = get_type_hints(config)
-    rows = []
     for each in fields(config):
         annotation, optional = hints[each.name], False
         if get_origin(annotation) in (Union, UnionType):
@@ -219,8 +225,7 @@ def settings_of(config: type[Any]) -> tuple[SettingField, ...]:
         kind = "choice" if is_choice else _KINDS[annotation]
         assert each.default is not MISSING, each.name
         choices = get_args(annotation) if is_choice else ()
-        rows.append(SettingField(each.name, kind, choices, optional, each.default, each.metadata[_KEY]))
-    return tuple(rows)
+        yield SettingField(each.name, kind, choices, optional, each.default, each.metadata[_KEY])
 
 
 def check_settings(config: Any) -> None:

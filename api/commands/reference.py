@@ -19,7 +19,7 @@ END: Final = "<!-- settings: end -->\n"
 
 
 def reference() -> str:
-    """Return a table of flags for each group, and a table of the fields without one."""
+    """Return a table for each group of flags, and one for fields without a flag."""
     lines: list[str] = []
     for group in GROUPS:
         rows = [row for row in every_setting() if row.about.group == group and row.about.has_flag]
