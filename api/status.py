@@ -141,7 +141,7 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is None:
         retry_after_s = RETRY_S.get(type(error))
-    message, param = error.said_in(words) if isinstance(error, errors.InvalidInput) else (str(error), None)
+    message, param = error.in_words(words) if isinstance(error, errors.InvalidInput) else (str(error), None)
     return Problem(
         row=row,
         message=message,

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from staged_pool.runtime.allowed_hosts import AllowedHosts
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.machine.cores import usable_cores
-from staged_pool.runtime.reranking import AskedFor
+from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.runtime.settings import BYTES, DAY_S, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
@@ -449,7 +449,7 @@ class EngineConfig:
         check_settings(self)
         if self.deterministic and self.tune == "again":
             raise ConfigError("tune='again': with deterministic nothing is measured")
-        AskedFor.of(self.score_template, self.score_tokens)
+        RerankerPrompt.of(self.score_template, self.score_tokens)
         kind = device_names(self.device)[0][:4]
         if kind == "cpu" and self.dtype == "float16":
             raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")

@@ -12,7 +12,7 @@ _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFor:
+class RerankerPrompt:
     """The settings `score_template` and `score_tokens`, checked and parsed."""
 
     template: str | None
@@ -21,7 +21,7 @@ class AskedFor:
     """The token of the answer yes, and optionally that of no. Empty: not set."""
 
     @classmethod
-    def of(cls, template: str | None, tokens: str | None) -> AskedFor:
+    def of(cls, template: str | None, tokens: str | None) -> RerankerPrompt:
         """Check both settings.
 
         Raises:

@@ -162,6 +162,10 @@ class BatchStage(Stage, Generic[P, R]):
         There is no await between the look at kept rows and the one at rows under way, so no row is computed twice.
         """
         recalled: list[Item[R]] = []
+        if not self.results.keeps_rows:
+            for item in items:
+                self._coalescer.add(item)
+            return recalled
         now = self._clock()
         for item in items:
             if (with_row := self.results.recall(item, now)) is not None:

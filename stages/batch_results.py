@@ -56,6 +56,11 @@ class BatchResults(Generic[P, R]):
         self.recalled = 0
         """Items that got a row of an earlier request."""
 
+    @property
+    def keeps_rows(self) -> bool:
+        """True if rows of earlier requests are kept."""
+        return self._kept is not None
+
     def recall(self, item: Item[P], now: float) -> Item[R] | None:
         """Return the item with its kept row; None if no row is kept for it."""
         if self._kept is None or item.identity is None:

@@ -98,13 +98,13 @@ class _Contents(Generic[T]):
 
     async def wait_for(self, size: int) -> None:
         """Wait for room behind earlier senders, and reserve it."""
-        told = wakeup()
-        sender = size, told
+        woken = wakeup()
+        sender = size, woken
         self.senders.append(sender)
         try:
-            await told.wait()
+            await woken.wait()
         except BaseException:
-            if told.is_set():
+            if woken.is_set():
                 self.give_back(size)
             else:
                 self.senders.remove(sender)
@@ -129,9 +129,9 @@ class _Contents(Generic[T]):
             self._tell_first()
 
     def _tell_first(self) -> None:
-        size, told = self.senders.popleft()
+        size, woken = self.senders.popleft()
         self._used += size
-        told.set()
+        woken.set()
 
     def _has(self, size: int) -> bool:
         return not self._used or self._used + size <= self._capacity

@@ -64,7 +64,7 @@ class InvalidInput(StagedPoolError):
         self.param = param
         self.index = index
 
-    def said_in(self, words: Words) -> tuple[str, str | None]:
+    def in_words(self, words: Words) -> tuple[str, str | None]:
         """Return the message and the field at fault in the words of the caller."""
         message = _FIELD.sub(lambda named: words.fields.get(named[1], named[1]), self._template)
         if self.param is None:
@@ -75,7 +75,7 @@ class InvalidInput(StagedPoolError):
         place = words.place(param, self.index)
         return (message if message.startswith(place) else f"{place}: {message}"), param
 
-    def after(self, beginning: str, *, param: str | None = None) -> InvalidInput:
+    def with_prefix(self, beginning: str, *, param: str | None = None) -> InvalidInput:
         """Return the same error with a longer message.
 
         Args:

@@ -105,9 +105,9 @@ class FeedQueue(Generic[S]):
     async def wait_for_room(self, ticket: Ticket) -> None:
         """Wait until one more input of a request may be fed, before it is fetched."""
         while not (ticket.settled or ticket.load.may_feed(self._lane, 1)):
-            told = wakeup()
-            self._for_room.append((ticket, told))
-            await told.wait()
+            woken = wakeup()
+            self._for_room.append((ticket, woken))
+            await woken.wait()
 
     def grant(self) -> None:
         """Feed waiting lists in fair order while there is room.
@@ -133,11 +133,11 @@ class FeedQueue(Generic[S]):
         finally:
             self._is_granting = False
         for _ in range(len(self._for_room)):
-            ticket, told = self._for_room.popleft()
+            ticket, woken = self._for_room.popleft()
             if ticket.settled or ticket.load.may_feed(self._lane, 1):
-                told.set()
+                woken.set()
             else:
-                self._for_room.append((ticket, told))
+                self._for_room.append((ticket, woken))
 
     def _take(self, waiting: _List[S]) -> None:
         self._queue.take(waiting)

@@ -19,7 +19,7 @@ from staged_pool.stages.errors import (
 def test_a_message_names_fields_as_the_caller_does() -> None:
     error = InvalidInput("Send $top_n of at most 3; $top_nothing is not a field", param="top_n")
     assert str(error) == "Send top_n of at most 3; $top_nothing is not a field"
-    assert error.said_in(Words({"top_n": "top_k"})) == ("Send top_k of at most 3; $top_nothing is not a field", "top_k")
+    assert error.in_words(Words({"top_n": "top_k"})) == ("Send top_k of at most 3; $top_nothing is not a field", "top_k")
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def test_the_place_of_an_input_stands_before_the_message_once(
     error: InvalidInput, said: tuple[str, str | None]
 ) -> None:
     words = Words({"input": "texts"}, place=lambda field, index: f"{field}[{index}]")
-    assert error.said_in(words) == said
+    assert error.in_words(words) == said
 
 
 def test_a_longer_message_keeps_class_field_and_place() -> None:
-    longer = InvalidSetting("must be above 0", index=1).after("row 3: ", param="$dimensions")
+    longer = InvalidSetting("must be above 0", index=1).with_prefix("row 3: ", param="$dimensions")
     assert type(longer) is InvalidSetting
     assert (str(longer), longer.param, longer.index) == ("row 3: must be above 0", "$dimensions", 1)
 

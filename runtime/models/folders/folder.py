@@ -47,7 +47,7 @@ from staged_pool.runtime.models.specs.model import (
     SpladeSpec,
     TokenWeightsSpec,
 )
-from staged_pool.runtime.reranking import AskedFor
+from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.stages.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ def read_folder(
             supported, or the folder's model does not fit `task`.
     """
     check_layout(path)
-    asked = AskedFor.of(score_template, score_tokens)
+    asked = RerankerPrompt.of(score_template, score_tokens)
     folder = _read(path, task, asked)
     if task == "embed":
         folder = replace(folder, decided_by="user")
@@ -85,7 +85,7 @@ def read_folder(
     return folder
 
 
-def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
+def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
@@ -187,7 +187,7 @@ def _reject_unsupported_model(path: Path) -> None:
         reject_unsupported(path, config.content, classifier.class_name(config.content))
 
 
-def _is_label_model(path: Path, task: Task, asked: AskedFor) -> bool:
+def _is_label_model(path: Path, task: Task, asked: RerankerPrompt) -> bool:
     """True if a folder without `modules.json` is a classifier or reranker.
 
     Raises:
@@ -211,7 +211,7 @@ def _is_label_model(path: Path, task: Task, asked: AskedFor) -> bool:
 
 
 def _label_folder(
-    path: Path, chain: list[tuple[str, Path]], settings: JsonFile, asked: AskedFor, task: Task
+    path: Path, chain: list[tuple[str, Path]], settings: JsonFile, asked: RerankerPrompt, task: Task
 ) -> ModelFolder:
     """Read a classifier or reranker: a transformer with its own head, or an LLM reranker."""
     names = [name for name, _ in chain]

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.folders.reranker_families import (
     looks_like_qwen3,
 )
 from staged_pool.runtime.models.specs.model import LogitScoreSpec, PairForm, PairTemplate
-from staged_pool.runtime.reranking import AskedFor
+from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.stages.errors import ConfigError
 
 _DECODERS: Final = frozenset({"qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "llama", "mistral"})
@@ -27,7 +27,7 @@ def read_llm_reranker(
     path: Path,
     body: Path,
     config: Mapping[str, Any],
-    asked: AskedFor,
+    asked: RerankerPrompt,
     *,
     chat: str | None,
     pair_template: PairTemplate | None,
@@ -82,7 +82,7 @@ _FLAGS: Final = {
 """Example flags, by setting."""
 
 
-def with_user_tokens(label_fields: LabelFields, asked: AskedFor, file: str) -> LabelFields:
+def with_user_tokens(label_fields: LabelFields, asked: RerankerPrompt, file: str) -> LabelFields:
     """Replace the score tokens of a LogitScore folder by the user's.
 
     Args:
@@ -136,11 +136,11 @@ def missing_question_note(
     )
 
 
-def _from_user_settings(asked: AskedFor, template: PairTemplate | None, note: str) -> LabelFields:
+def _from_user_settings(asked: RerankerPrompt, template: PairTemplate | None, note: str) -> LabelFields:
     return language_model(_score_head(asked), "sigmoid" if len(asked.tokens) > 1 else "identity", template, note)
 
 
-def _score_head(asked: AskedFor) -> LogitScoreSpec:
+def _score_head(asked: RerankerPrompt) -> LogitScoreSpec:
     """Score head of the user's tokens: the difference of two logits, or one logit."""
     true, *false = asked.tokens
     return LogitScoreSpec(true_token=true, false_token=false[0] if false else None)
@@ -152,7 +152,7 @@ def _from_family(family: RerankerFamily, template: PairTemplate | None, why: str
     return language_model(family.head, family.activation, form, f"{why}; score: {family.score}, as in {family.source}")
 
 
-def _check_half_recipe(path: Path, family: RerankerFamily, evidence: str, asked: AskedFor) -> None:
+def _check_half_recipe(path: Path, family: RerankerFamily, evidence: str, asked: RerankerPrompt) -> None:
     """Reject a user's template without tokens, or tokens without template, for a known family."""
     answers = (family.head.true_token, family.head.false_token)
     if asked.tokens and asked.tokens != tuple(answer for answer in answers if answer is not None):

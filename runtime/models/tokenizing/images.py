@@ -203,7 +203,7 @@ class MultimodalReader:
                 found.append(read(image))
             except InvalidInput as error:
                 which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
-                raise error.after(which, param=param) from error
+                raise error.with_prefix(which, param=param) from error
             tokens += tokens_of(found[-1])
         return tuple(found)
 
