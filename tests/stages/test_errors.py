@@ -19,7 +19,10 @@ from staged_pool.stages.errors import (
 def test_a_message_names_fields_as_the_caller_does() -> None:
     error = InvalidInput("Send $top_n of at most 3; $top_nothing is not a field", param="top_n")
     assert str(error) == "Send top_n of at most 3; $top_nothing is not a field"
-    assert error.in_words(Words({"top_n": "top_k"})) == ("Send top_k of at most 3; $top_nothing is not a field", "top_k")
+    assert error.in_words(Words({"top_n": "top_k"})) == (
+        "Send top_k of at most 3; $top_nothing is not a field",
+        "top_k",
+    )
 
 
 @pytest.mark.parametrize(
