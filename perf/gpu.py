@@ -1,4 +1,4 @@
-"""Everything about one device in one go: that it computes what the CPU computes, and how quick each part of it is.
+"""All checks and timings of one device: results against the CPU, forwards, copies and HTTP.
 
 `python -m perf.gpu` wherever there is a GPU; with `--device cpu --quick` it tries itself out without one.
 """
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 TEXT_TOKENS: Final = 64
 PATIENCE_S: Final = 60.0
 PIXELS: Final = (32, 3, 224, 224)
-"""Of the bytes that are copied: a batch of images."""
+"""Shape of the bytes that are copied: a batch of images."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured."""
+    """Amount of work of one run."""
 
     kinds: int
-    """Of tiny models that are checked."""
+    """Number of tiny models that are checked."""
     tokens: tuple[int, ...]
-    """Of the batches that are timed."""
+    """Tokens of the batches that are timed."""
     repeats: int
-    """Of each; the median counts."""
+    """Repeats of each timing, of which the median counts."""
     clients: tuple[int, ...]
     loads: tuple[Shape, ...]
     seconds: float
-    """Of one cell over HTTP."""
+    """Length of one cell over HTTP."""
 
 
 FULL: Final = Scope(
@@ -70,7 +70,7 @@ def gpu(
     quick: Annotated[bool, typer.Option("--quick", help="A minute's worth, to see whether all of it runs.")] = False,
     results: Annotated[Path, typer.Option(help="The folder for gpu.json and gpu.md.")] = report.RESULTS,
 ) -> None:
-    """Check and time one device. Ends with code 1 if anything is computed wrong."""
+    """Check and time one device; the exit code is 1 if a result is wrong."""
     prepare_libraries()
     scope = QUICK if quick else FULL
     settings = {"device": device, "model": model, "scope": asdict(scope), "text_tokens": TEXT_TOKENS}
@@ -88,13 +88,13 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 class Run:
-    """One run of everything.
+    """One run of all checks and timings.
 
     Args:
-        device: What is measured.
-        scope: How much.
-        folder: For models that are made.
-        record: Of what is found.
+        device: Name of the device.
+        scope: Amount of work.
+        folder: Folder for generated models.
+        record: Record of the results.
     """
 
     def __init__(self, device: str, scope: Scope, folder: Path, record: report.Record) -> None:
@@ -109,12 +109,12 @@ class Run:
         record.results["device"] = self._device_facts()
 
     def facts(self) -> str:
-        """Where the figures are from."""
+        """Return a line about the device and the model."""
         device = ", ".join(f"{name} {value}" for name, value in self._device_facts().items())
         return f"{device}; model: {self._record.results['model']}; forwards of texts of {TEXT_TOKENS} tokens."
 
     def check(self, model: str | None) -> int:
-        """Compare, show, and find the model that is timed. Returns how many comparisons failed."""
+        """Find the model that is timed, and run all checks; return the number that failed."""
         from perf.gpu_checks import KINDS, SEEING, check_images, check_texts
         from tests.models.tiny import build
 
@@ -143,7 +143,7 @@ class Run:
         return sum(not one.passed for one in checks)
 
     def time_forwards(self) -> Iterator[Table]:
-        """Forwards one by one, computed and replayed; and many, of which one or two are under way at a time."""
+        """Time single forwards, computed and replayed; and many, with one or two in flight."""
         ways = {"computed": False, "replayed": True} if self._device.type == "cuda" else {"computed": False}
         rows, depths = [], []
         cells: list[dict[str, object]] = []
@@ -166,7 +166,7 @@ class Run:
         yield _shown("Forwards under way", columns, depths)
 
     def time_copies(self) -> Table:
-        """Copies from pinned and from ordinary memory, and one beside a forward; nothing on the CPU."""
+        """Time copies of pinned and ordinary memory, and one beside a forward; nothing on the CPU."""
         columns = ["", "ms", "GB/s"]
         if self._device.type != "cuda":
             return columns, []
@@ -199,7 +199,7 @@ class Run:
         return _shown("Copies", columns, rows)
 
     def time_http(self) -> Table:
-        """Texts a second through a server, for more and more clients."""
+        """Measure texts a second over HTTP, by number of clients."""
         options = Options(model=self._model, device=self._name)
         source = TextSource(self._model)
         rows, cells = [], []
@@ -242,7 +242,7 @@ class Run:
         torch.cuda.synchronize(self._device)
 
     def _find(self, model: str | None) -> tuple[str, str]:
-        """The folder of the model that is timed, and what it is."""
+        """Return the folder and the name of the model that is timed."""
         from staged_pool.runtime.models.folders.resolver import resolve
         from staged_pool.stages.errors import ConfigError
 
@@ -297,7 +297,7 @@ def _batch(model: Encoder, tokens: int) -> Sequence[Payload]:
 
 
 def _median_s(call: Callable[[], object], repeats: int) -> float:
-    """After two that are not counted."""
+    """Return the median time of a call in seconds, after two warm-up calls."""
     taken = []
     for _ in range(repeats + 2):
         started = time.perf_counter()
@@ -307,7 +307,7 @@ def _median_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def _many_s(forward: Callable[[], object], at_once: int, repeats: int) -> float:
-    """Seconds of each of many, of which so many are under way at a time."""
+    """Return the mean seconds of a forward, with `at_once` of them in flight."""
     with ThreadPoolExecutor(at_once) as threads:
         list(threads.map(lambda _: forward(), range(2 * at_once)))
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Whether a device gives what the CPU gives in float32: every way to run a forward, against padded batches there."""
+"""Checks of a device's results: every way to run a forward, against padded float32 batches on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from staged_pool.runtime.requests import DENSE_ONLY, Image, Output, TextInput
 from staged_pool.stages.work import Prepared
 
 KINDS: Final = ("bert-mean", "modernbert-cls", "qwen3-embed-left")
-"""Of the tiny models of the tests: an encoder, one with a sliding window, and a decoder with grouped heads."""
+"""Tiny models of the tests: an encoder, one with a sliding window, and a decoder with grouped heads."""
 
 SEEING: Final = "clip"
 
@@ -32,13 +32,13 @@ _IMAGES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How far one way of computing is from the reference, as `difference` has it."""
+    """Difference of one way of computing from the reference; see `difference`."""
 
     model: str
     way: str
     difference: float
     limit: float
-    """Of the dtype that it computes in."""
+    """Tolerance of the data type."""
 
     @property
     def passed(self) -> bool:
@@ -46,7 +46,7 @@ class Check:
 
 
 def check_texts(name: str, folder: Path, device: str, texts: Sequence[str]) -> Iterator[Check]:
-    """Packed and padded, in float32 and in the device's own dtype, computed and replayed."""
+    """Check texts, packed and padded, in float32 and the device's own type, computed and replayed."""
     given = [ModelInput(TextInput(text), DENSE_ONLY) for text in texts]
     base = EngineConfig(model=str(folder), offline=True, device=device)
     wanted = _vectors(load_model(_reference(base)), given)
@@ -68,7 +68,7 @@ def check_texts(name: str, folder: Path, device: str, texts: Sequence[str]) -> I
 
 
 def check_images(folder: Path, device: str) -> Iterator[Check]:
-    """Images of several sizes, as bytes that the device brings to scale."""
+    """Check images of several sizes, sent as bytes that the device scales."""
     given = [ModelInput(Image(jpeg("vga", seed)), DENSE_ONLY) for seed in range(_IMAGES)]
     base = EngineConfig(model=str(folder), offline=True, device=device)
     wanted = _vectors(load_model(_reference(base)), given)
@@ -99,17 +99,17 @@ def _vectors(model: Encoder, given: Sequence[ModelInput]) -> NDArray[np.float32]
 
 
 def text_transformer(model: Encoder) -> PackedTransformer:
-    """The transformer of a model that reads texts."""
+    """Return the transformer of a model that reads texts."""
     tower = model.towers["text"]
     assert isinstance(tower, TextTower)
     return tower.transformer
 
 
 def prepared(model: Encoder, given: Sequence[ModelInput]) -> list[Payload]:
-    """What the device reads of inputs."""
+    """Preprocess inputs to the payloads of a forward."""
     payloads: list[Payload] = []
     for one in model.preprocess(given):
         if not isinstance(one, Prepared):
-            raise RuntimeError(f"an input of the measurement was not taken: {one}")
+            raise RuntimeError(f"an input of the measurement was rejected: {one}")
         payloads.append(one.payload)
     return payloads

@@ -1,4 +1,4 @@
-"""Whether a text takes as long, and how much memory it takes, however many of them come at once."""
+"""Time and memory of a text, by the number of texts in a request and of clients."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from perf.texts import TextSource, embeddings_body
 from perf.workers import worker
 
 TOKENS: Final = 64
-"""Of each text."""
+"""Tokens of each text."""
 SIZES: Final = (1, 8, 64, 512, 2048)
 """Texts of a request."""
 OUTSTANDING: Final = 64
-"""Texts that are asked for at once, at least, and two requests: the device always has something to do."""
+"""Minimum texts in flight, in at least two requests, so that the device is never idle."""
 CLIENTS: Final = (1, 4, 16, 64, 256, 512)
 TEXTS: Final = 4
-"""Of a request, where the number of clients varies."""
+"""Texts of a request in the series by clients."""
 DIFFERENT: Final = 8
-"""Requests of each size that are not like each other."""
+"""Different requests of each size."""
 PATIENCE_S: Final = 120.0
 TARGET_DELAY_S: Final = 300.0
-"""Of the servers: however much comes at once, nobody is refused."""
+"""Target delay of the servers in seconds, so high that nothing is rejected."""
 SAMPLE_S: Final = 0.05
 FLAT: Final = 1.1
-"""What the slowest may take, times the quickest."""
+"""Target ratio of the slowest time of a text to the fastest."""
 
 COLUMNS: Final = ("texts a request", "clients", "texts/s", "ms a text", "of the quickest", "largest RSS, MB")
 
 
 @dataclass(slots=True)
 class Cell:
-    """Requests of one size from so many clients, and what each round found."""
+    """Requests of one size from a number of clients, with the figures of each round."""
 
     texts: int
     clients: int
     texts_per_s: list[float] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
-    """The largest of each round."""
+    """Largest RSS of each round."""
 
     @property
     def ms_per_text(self) -> float:
@@ -69,8 +69,8 @@ class Cell:
 def run(options: Options, *, rounds: int, seconds: float) -> None:
     """Measure, print and record.
 
-    Each round starts a server for the one series and another for the other, and goes through both from the smallest
-    to the largest, so that the memory of a server is that of what it has had so far.
+    Each round starts one server for each series, and runs the series from the smallest to the largest cell. So the
+    memory of a server is that of the loads so far.
     """
     source = TextSource(options.model)
     by_size = [Cell(size, max(2, OUTSTANDING // size)) for size in SIZES]
@@ -102,7 +102,7 @@ def _measure(server: Server, source: TextSource, cell: Cell, seconds: float) -> 
         with _largest_rss(psutil.Process(server.process.pid)) as sizes_mb:
             outcome = generate(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
     if outcome.refused or outcome.unanswered:
-        lost = f"{outcome.refused} requests were refused and {outcome.unanswered} not answered"
+        lost = f"{outcome.refused} requests were rejected and {outcome.unanswered} not answered"
         raise RuntimeError(f"{cell.clients} clients with {cell.texts} texts each: {lost}")
     cell.texts_per_s.append(len(outcome.latencies_ms) * cell.texts / outcome.elapsed_s)
     cell.rss_mb.append(max(sizes_mb))
@@ -114,7 +114,7 @@ def _lists(source: TextSource, size: int) -> list[list[str]]:
 
 @contextmanager
 def _largest_rss(process: psutil.Process) -> Iterator[list[float]]:
-    """Look at the memory of a process while the block runs; MB at each look."""
+    """Sample the RSS of a process during the block, in MB."""
     sizes_mb: list[float] = []
     over = threading.Event()
 

@@ -1,10 +1,10 @@
-"""Measure the memory that reading one image takes at its peak, in bytes a pixel, beside what is reserved for it.
+"""Peak memory of reading one image, in bytes a pixel, compared with its reservation.
 
     python -m perf.image_memory              # every kind, both paths; needs Linux and glibc
     python -m perf.image_memory --pixels 64  # millions of pixels an image
 
-The kernel is asked for the largest resident set while an image is read. `ImageReader` reserves what
-`runtime/models/images/footprint.py` reckons: a figure there must not be below what is seen here.
+The kernel reports the largest resident set while an image is read. `ImageReader` reserves the estimate of
+`runtime/models/images/footprint.py`, which must not be below the peak measured here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
 
 Make = Callable[[int], bytes]
-"""Makes an encoded image whose edges have so many pixels."""
+"""Function that makes an encoded square image from its edge in pixels."""
 
 
 def png(depth: int, colour: int, *, interlaced: bool = False, clear: bytes = b"") -> Make:
@@ -126,11 +126,11 @@ KINDS: dict[str, Make] = {
 }
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-"""glibc gives memory back as soon as it is freed: what one image has left would count as none for the next."""
+"""Makes glibc return freed memory at once; memory kept from one image would hide the peak of the next."""
 
 
 def measure(reader: ImageReader, data: bytes) -> tuple[int, int]:
-    """The peak while an image is read, and what is reserved for it, in bytes."""
+    """Return the peak while an image is read, and its reservation, in bytes."""
     image = Image(data)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -140,13 +140,13 @@ def measure(reader: ImageReader, data: bytes) -> tuple[int, int]:
 
 
 def resident_bytes(name: str) -> int:
-    """A figure of `/proc/self/status`, such as VmRSS, in bytes."""
+    """Return a figure of `/proc/self/status`, such as VmRSS, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def main() -> int:
-    """Print a line for each kind. Returns the number of those that take more than is reserved."""
+    """Print a line for each kind; return the number of kinds that exceed their reservation."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--pixels", type=float, default=16, help="millions, of each image")
     arguments.add_argument("--kinds", nargs="*", help="only those that begin so")

@@ -1,4 +1,4 @@
-"""How much of what the machine can do with images gets done by the server, and what becomes of texts beside them."""
+"""Throughput of images, compared with a bare pipeline, and latency of texts beside images."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from perf.workers import Worker, worker
 
 LIMITS: Final = (1, 2, 4)
 IMAGES: Final = 64
-"""All different, and all of them are in the one large request: equal ones that wait at once would be computed once."""
+"""Number of different images, all of them in the large request; equal ones would be coalesced."""
 LARGE_REPEATS: Final = 3
-"""Of the large request, in a round."""
+"""Repeats of the large request in a round."""
 BATCH: Final = 8
-"""Of the bare pipeline."""
+"""Batch size of the bare pipeline."""
 CLIENTS: Final = 16
 TEXT_EVERY_S: Final = 0.05
 TEXT_TOKENS: Final = 12
@@ -41,18 +41,18 @@ WAIT_MS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """What the machine does without a server."""
+    """Performance of the machine without a server."""
 
     images_per_s: float
-    """On all cores, a few images at a time."""
+    """Rate on all cores, a few images in a batch."""
     prepare_s: float
-    """Of one image on one core with nothing beside it."""
+    """Seconds to preprocess one image on one idle core."""
     forward_s: float
-    """Of one image among a few, on one core."""
+    """Seconds of a forward for one image of a batch, on one core."""
 
 
 class BarePipeline:
-    """Measures it."""
+    """Measurement of the bare pipeline."""
 
     def __init__(self, options: Options, images: Sequence[bytes]) -> None:
         self._loop = BareLoop(options)
@@ -70,15 +70,15 @@ class BarePipeline:
 
 @dataclass(slots=True)
 class TextTimes:
-    """What one client saw that sends a short text now and then."""
+    """Times of one client that sends short texts."""
 
     latencies_ms: list[float] = field(default_factory=list)
     queue_ms: list[float] = field(default_factory=list)
-    """What the answers say about their wait for the device."""
+    """Wait for the device, as `Server-Timing` reports it."""
 
 
 class PacedTexts:
-    """Sends a short text over HTTP every few milliseconds, one at a time."""
+    """Client that sends a short text over HTTP every `TEXT_EVERY_S`, one at a time."""
 
     def __init__(self, port: int, requests: Sequence[bytes]) -> None:
         self._port = port
@@ -103,8 +103,8 @@ class PacedTexts:
 def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
     """Measure, print and record.
 
-    The bare pipeline and the servers, one for each limit of preprocess, work in turns and in alternating order, all on
-    the same images; the others sleep meanwhile.
+    The bare pipeline and the servers, one for each limit of preprocess, alternate on the same images; the others are
+    idle meanwhile.
     """
     images = [jpeg(size, seed) for seed in range(IMAGES)]
     width, height = SIZES[size]
@@ -177,7 +177,7 @@ def _report_throughput(
     prepare_s, forward_s = (
         statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
     )
-    # The device is the same cores: the CPU time of all, divided by them, is what the bare pipeline needs for as many.
+    # The device has the same cores: the bound is the bare pipeline's time for all images, plus the latency of one.
     bound_s = IMAGES / bare_rate + prepare_s + forward_s
     rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(IMAGES / bare_rate)]], {}
     for limit, outcomes in seen.items():

@@ -1,7 +1,7 @@
-"""Images, and a model that sees them, both made by code: a CLIP of the size of ViT-B/32 with random weights.
+"""Generated images, and a CLIP of the size of ViT-B/32 with random weights.
 
-Random weights cost what trained ones do. The images are smooth noise with a little grain: JPEG makes about as many
-bytes of them as of a photograph, and takes as long to decode them.
+Random weights take the same time as trained ones. The images are smooth noise with a little grain, so that they have
+about the JPEG size and decoding time of photographs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _QUALITY: Final = 90
 _COARSE: Final = 40
 """Pixels between the points of the smooth noise."""
 _GRAIN: Final = 4.0
-"""Standard deviation of the grain, of 255."""
+"""Standard deviation of the grain, on a scale of 255."""
 
 
 def jpeg(size: Size, seed: int) -> bytes:
-    """An image, encoded; another one for each seed."""
+    """Return an encoded image, a different one for each seed."""
     from PIL import Image
 
     width, height = SIZES[size]
@@ -47,13 +47,13 @@ def jpeg(size: Size, seed: int) -> bytes:
 
 
 def embedding_request(images: Iterable[bytes]) -> bytes:
-    """A request for the vectors of some images, complete with its HTTP head."""
+    """Return a complete request for the vectors of images."""
     given = [{"image": base64.b64encode(image).decode()} for image in images]
     return post("/v1/embeddings", json.dumps({"input": given, "encoding_format": "base64"}).encode())
 
 
 def score_request(query: str, images: Iterable[bytes]) -> bytes:
-    """A request that asks how well some images fit a text, complete with its HTTP head."""
+    """Return a complete request for the scores of images for a text."""
     urls = [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in images]
     documents = [{"content": [{"type": "image_url", "image_url": {"url": url}}]} for url in urls]
     return post("/score", json.dumps({"queries": query, "documents": documents}).encode())
@@ -61,7 +61,7 @@ def score_request(query: str, images: Iterable[bytes]) -> bytes:
 
 @contextmanager
 def clip_folder() -> Iterator[Path]:
-    """The folder of the model, as transformers writes it; gone at the end of the block."""
+    """Make the folder of the model; it is removed at the end of the block."""
     import torch
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
@@ -78,7 +78,7 @@ def clip_folder() -> Iterator[Path]:
 
 
 def _write_tokenizer(folder: Path) -> int:
-    """A tokenizer that knows the words of the standard library's documentation. Returns the size of its vocabulary."""
+    """Write a tokenizer of the words of Python's documentation; return its vocabulary size."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     begin, end = "<|startoftext|>", "<|endoftext|>"
@@ -86,7 +86,7 @@ def _write_tokenizer(folder: Path) -> int:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(topics.values(), trainers.WordLevelTrainer(vocab_size=8000, special_tokens=["<unk>"]))
-    tokenizer.add_special_tokens([begin, end])  # last, for CLIP reads the vector of the token of the highest id
+    tokenizer.add_special_tokens([begin, end])  # last, because CLIP pools at the highest token id
     first, last = tokenizer.token_to_id(begin), tokenizer.token_to_id(end)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}", special_tokens=[(begin, first), (end, last)]

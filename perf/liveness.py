@@ -1,4 +1,4 @@
-"""Whether `/health` answers while the server is flooded, beside the handler that one writes first."""
+"""Latency of `/health` under a flood of texts, compared with a naive FastAPI handler."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WARM_UP_REQUESTS: Final = 4
 def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
     """Measure, print and record.
 
-    Rounds alternate between the two, each on a fresh server, so that neither has to share the cores with the other,
-    nor with what is left over of an earlier round. Answers that are missing at the end of a round are not waited for.
+    Rounds alternate between the two, each on a new server, so that neither shares the cores with the other or with the
+    rest of an earlier round. A round does not wait for missing answers.
     """
     source = TextSource(options.model)
     workload = source.workload(SHAPE)

@@ -1,4 +1,4 @@
-"""Whether `/health` answers while the server is flooded with images, beside the handler that one writes first."""
+"""Latency of `/health` under a flood of images, compared with a naive FastAPI handler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perf.workers import worker
 IMAGES: Final = 16
 LARGE_BODY_BYTES: Final = 20_000_000
 BURNT_S: Final = 0.05
-"""What the processor of the folder's own takes of a core for each image, all of it in the interpreter."""
+"""CPU seconds that the folder's own image processor burns for each image, under the GIL."""
 IDLE_SECONDS: Final = 4.0
 WARM_UP_REQUESTS: Final = 2
 
@@ -59,14 +59,14 @@ class Scenario:
     images_per_request: int
     clients: int
     own_code: bool = False
-    """Whether the folder brings an image processor of its own."""
+    """The folder has an image processor of its own."""
 
 
 def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
     """Measure, print and record.
 
-    The model is made here, whichever `options` name: one of the loads needs a copy of it with a processor of its own.
-    Rounds alternate between the two servers, each fresh, so that neither has to share the cores with the other.
+    The model is generated, because one of the loads needs a copy with a processor of its own. Rounds alternate between
+    the two servers, each a new one, so that neither shares the cores with the other.
     """
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "clients": clients}
     scenarios = _scenarios(clients)
@@ -84,7 +84,7 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
                     bar.advance(bar.task_ids[0])
                     with serving([*_naive_command(served, card), *own_code]) as server:
                         server.wait_ok("/health")
-                        # It closes connections that it has not come to read from.
+                        # It closes connections before it has read from them.
                         _round(server, scenario, naive, seconds, strict=False)
                     bar.advance(bar.task_ids[0])
                 rows += _report(record, scenario, staged, naive, idle.health)
@@ -98,7 +98,7 @@ def _scenarios(clients: int) -> list[Scenario]:
     single = tuple(embedding_request([image]) for image in images)
     many = LARGE_BODY_BYTES // len(single[0])
     large = embedding_request(images[place % IMAGES] for place in range(many))
-    # One each: the bodies of 300 requests of two would be more bytes than the server takes in at once by default.
+    # One image each: 300 requests of two would exceed the default limit on the bytes of bodies.
     scores = tuple(score_request("a small red image", [image]) for image in images)
     return [
         Scenario(f"{clients} clients, 1 image of 1080p each", single, 1, clients),
@@ -110,7 +110,7 @@ def _scenarios(clients: int) -> list[Scenario]:
 
 @contextmanager
 def burning(folder: Path) -> Iterator[Path]:
-    """The same model with an image processor of its own that never lets go of the interpreter."""
+    """Copy the model, with an image processor of its own that holds the GIL."""
     with TemporaryDirectory(prefix="perf-clip-own-") as name:
         copy = Path(shutil.copytree(folder, name, dirs_exist_ok=True))
         (copy / "image_processing_burning.py").write_text(_OWN_PROCESSOR)

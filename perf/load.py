@@ -1,4 +1,4 @@
-"""Load and probes. Each runs in a process of its own and never sends more than it was told to."""
+"""Closed-loop load generator and health probe, each for a process of its own."""
 
 from __future__ import annotations
 
@@ -14,65 +14,62 @@ from typing import Final
 from perf.client import Connection, get, retry_after_s, successful
 
 PROBE_TIMEOUT_S: Final = 10.0
-"""How long a health check waits, as an orchestrator would."""
+"""Timeout of a health check in seconds, as an orchestrator may have."""
 
 PROBE_EVERY_S: Final = 0.02
 
 FAILED_PAUSE_S: Final = 1.0
-"""After an answer that is neither 200 nor 429, of those who put up with it: as after a 429 without a hint."""
+"""Pause after an answer that is neither 200 nor 429, the same as after a 429 without `Retry-After`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A closed loop: each client sends its next request when the last one is answered."""
+    """Closed loop: each client sends its next request after the answer to the last one."""
 
     clients: int
     seconds: float = math.inf
-    """After so long no client sends again."""
+    """Time after which no request is sent."""
     max_requests: int | None = None
-    """After so many no client sends again. None: only `seconds` ends it."""
+    """Total number of requests. None: only `seconds` ends the load."""
     patience_s: float = 0.0
-    """How long after `seconds` answers are waited for that are still missing."""
+    """Time to wait for missing answers after `seconds`."""
     pause_s: float = 0.0
-    """How long a client rests between an answer and its next request."""
+    """Pause of a client between an answer and its next request."""
     heeds_429: bool = True
-    """Rest after a 429 for as long as the server says. False: send the next request at once, as a bad client does."""
+    """Pause after a 429 for its `Retry-After`. False: send the next request at once, as a bad client does."""
     strict: bool = True
-    """Whether an answer that is neither 200 nor 429, or none, ends the measurement, or is counted as a failure."""
+    """Raise on an answer that is neither 200 nor 429, or on none. False: count it as failed."""
 
 
 BURST: Final = Load(clients=64, seconds=3.0, patience_s=10.0)
-"""To warm up with: as much at once as under overload, so that the largest batches have had their memory before it is
-looked at."""
+"""Warm-up load: as many requests at once as under overload, so that the largest batches have allocated their memory."""
 
 
 @dataclass(slots=True)
 class LoadOutcome:
-    """What became of a load."""
+    """Outcome of a load."""
 
     latencies_ms: list[float] = field(default_factory=list)
-    """Of the requests that were answered with 200."""
+    """Latencies of the requests answered with 200."""
     refused: int = 0
     """Answers with 429."""
     failed: int = 0
-    """Answers that are neither 200 nor 429, and connections that the server closed or did not read from, if the load is
-    not strict."""
+    """Other answers, and connections that the server closed or did not read from; 0 for a strict load."""
     unanswered: int = 0
-    """Requests that had no answer at the end; their connections were closed."""
+    """Requests without an answer at the end; their connections were closed."""
     elapsed_s: float = 0.0
-    """From the first request to the last answer; or to the end of patience, if answers were missing then."""
+    """Time from the first request to the last answer, or to the end of `patience_s` if answers are missing."""
     client_cpu_s: float = 0.0
 
 
 class LoadGenerator:
-    """Sends the requests of one workload in turn, from one thread, and keeps its connections between loads.
+    """Generator of closed-loop load, in one thread; it keeps its connections between loads.
 
-    A client that is refused with 429 comes back when the server told it to, as a good client does, unless the load says
-    otherwise.
+    After a 429, a client waits for its `Retry-After`, unless the load says otherwise.
 
     Args:
-        port: Of the server.
-        requests: Complete, with their HTTP heads.
+        port: Port of the server.
+        requests: Complete requests, which are sent in turn.
     """
 
     def __init__(self, port: int, requests: tuple[bytes, ...]) -> None:
@@ -100,13 +97,13 @@ class LoadGenerator:
         return outcome
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close all connections."""
         for connection in self._kept:
             connection.close()
 
 
 class _ClosedLoop:
-    """The clients of one load, while it runs."""
+    """Clients of one load while it runs."""
 
     def __init__(
         self, load: Load, requests: Iterator[bytes], selector: selectors.BaseSelector, clients: list[Connection]
@@ -123,10 +120,10 @@ class _ClosedLoop:
         self._resting: list[tuple[float, int, Connection]] = [
             (self._started, place, connection) for place, connection in enumerate(clients)
         ]
-        """A heap: when a client sends, in which place it stands, and its connection."""
+        """A heap of the time at which a client sends, its number, and its connection."""
         self._places = {connection: place for place, connection in enumerate(clients)}
         self.sent_at: dict[Connection, float] = {}
-        """The clients that wait for an answer."""
+        """Send times of the clients that wait for an answer."""
         self._outcome = LoadOutcome()
         for connection in clients:
             selector.register(connection.socket, selectors.EVENT_READ, connection)
@@ -165,7 +162,7 @@ class _ClosedLoop:
         return outcome
 
     def _send_due(self) -> float:
-        """Let every client send whose time has come; those that may not any more leave. Returns the time."""
+        """Send the requests that are due, and remove clients that may not send any more; return the time."""
         while self._resting:
             now = time.perf_counter()
             due, _, connection = self._resting[0]
@@ -184,7 +181,7 @@ class _ClosedLoop:
         return time.perf_counter()
 
     def _lose(self, connection: Connection, error: OSError) -> None:
-        """The server has closed a connection, or does not read from it."""
+        """Handle a connection that the server has closed, or does not read from."""
         if self._strict:
             raise error
         self._selector.unregister(connection.socket)
@@ -198,7 +195,7 @@ class _ClosedLoop:
 
 @dataclass(slots=True)
 class ProbeOutcome:
-    """What health checks saw. One that timed out counts with the time that it waited."""
+    """Outcome of health checks; a timeout counts with the time that it waited."""
 
     latencies_ms: list[float] = field(default_factory=list)
     timeouts: int = 0
@@ -209,13 +206,13 @@ class ProbeOutcome:
 
 
 class HealthProbe:
-    """Asks for its health about 50 times a second over a keep-alive connection, one check at a time.
+    """Probe with about 50 health checks a second on one connection, one at a time.
 
-    A server that hangs is therefore asked less often: its share of slow answers is understated, never overstated.
+    A server that hangs gets fewer checks, so that its share of slow answers is understated, never overstated.
 
     Args:
-        port: Of the server.
-        path: Where it says that it is alive.
+        port: Port of the server.
+        path: Path of the health check.
     """
 
     def __init__(self, port: int, path: str = "/health") -> None:
@@ -223,7 +220,7 @@ class HealthProbe:
         self._path = path
 
     def __call__(self, seconds: float) -> ProbeOutcome:
-        """Probe for so long."""
+        """Probe for this time."""
         outcome = ProbeOutcome()
         request = get(self._path)
         connection = Connection(self._port, timeout_s=PROBE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Whether the server's memory stays where it is: ten thousand requests after the first thousand; and what it holds."""
+"""Growth of the server's memory over ten thousand requests, and its composition."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ FIRST_REQUESTS: Final = 1000
 SAMPLE_EVERY: Final = 250
 TARGET_MB: Final = 800.0
 TARGET_KB_PER_1000: Final = 100.0
-"""What still counts as flat: about what one byte in a thousand of the target would be after ten thousand requests."""
+"""Maximum growth that counts as flat: over ten thousand requests about 0.1 % of `TARGET_MB`."""
 
 
 HELD: Final = ("anonymous", "libraries", "weights", "other files")
-"""What memory holds: what was allocated, code, what was read of files of weights, and the rest."""
+"""Kinds of memory: allocated, mapped code, mapped weights, and other mapped files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at rest, after so many requests."""
+    """State of the idle server after a number of requests."""
 
     requests: int
     rss_mb: float
     held_mb: Mapping[str, float]
-    """Of it, by `HELD`."""
+    """Resident memory by `HELD`."""
     threads: int
     fds: int
 
@@ -53,7 +53,7 @@ class Sample:
 
 
 def held_mb(process: psutil.Process) -> dict[str, float]:
-    """What the memory of a process holds, by `HELD`."""
+    """Return the resident memory of a process by `HELD`, in MB."""
     found = Counter[str]()
     for mapping in process.memory_maps(grouped=True):
         found[_held(mapping.path)] += mapping.rss
@@ -71,7 +71,7 @@ def _held(path: str) -> str:
 def run(options: Options, *, requests: int) -> None:
     """Measure, print and record.
 
-    The server is sampled between loads of a few hundred requests, when nothing is inside, over connections that stay.
+    The server is sampled between loads of a few hundred requests, while it is idle; the connections stay open.
     """
     workload = TextSource(options.model).workload("day")
     settings = {"options": options, "clients": CLIENTS, "first_requests": FIRST_REQUESTS, "requests": requests}

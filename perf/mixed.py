@@ -1,7 +1,7 @@
 """Mixed overload: texts, images and requests of several images at a multiple of capacity, with a server's defaults.
 
-Clients give up after ten seconds, as those of the field do. The aim is that none of them has to: what cannot be
-answered in time is rejected at the door, before its body is decoded.
+Clients time out after ten seconds. The target is that none does: a request that cannot be answered in time is rejected
+at the door, before its body is decoded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def run(options: Options, *, seconds: float, rounds: int, factor: float) -> None
     """Measure, print and record.
 
     Args:
-        options: Of the server; the model is made here.
-        seconds: Of one round.
-        rounds: Of the load.
-        factor: Of what the server does in a closed loop.
+        options: Options of the server; the model is generated.
+        seconds: Length of one round.
+        rounds: Number of rounds.
+        factor: Offered load as a multiple of the closed-loop rate.
     """
     settings = {"options": options, "seconds": seconds, "rounds": rounds, "factor": factor, "shares": SHARES}
     with report.recording("mixed", settings) as record, clip_folder() as folder:
@@ -70,7 +70,7 @@ def run(options: Options, *, seconds: float, rounds: int, factor: float) -> None
 
 
 def _requests(options: Options) -> tuple[bytes, ...]:
-    """A hundred requests in the order of a lottery."""
+    """Return a hundred requests in random order."""
     source, lottery = TextSource(options.model), random.Random(SEED)
     texts = [
         post("/v1/embeddings", embeddings_body([source.text(TEXT_TOKENS, lottery)])) for _ in range(SHARES["text"])

@@ -1,4 +1,4 @@
-"""A server whose model computes nothing, on one core: what is left is HTTP, the stages and the threads between them.
+"""A server with a mock model, on one core, to measure HTTP, stages and threads alone.
 
 Run by the `front` command.
 """
@@ -33,11 +33,11 @@ from staged_pool.stages.errors import InvalidInput, ModelFailed, Unsupported
 from staged_pool.stages.work import Prepared
 
 WIDTH: Final = 384
-"""Values of a vector, as of MiniLM: the answers are as long as its own."""
+"""Width of a vector, the same as MiniLM's, so that answers have the same size."""
 
 
 class MockModel:
-    """A model whose forward returns at once, or after a pause, with the same vector for every text.
+    """Mock model: its forward returns the same vector for every text, without computing.
 
     A text has one token for each word. Thread-safe.
 
@@ -112,7 +112,7 @@ class MockModel:
 async def engines_of(
     model: MockModel, configs: Sequence[EngineConfig], memory: MemoryGovernor
 ) -> AsyncIterator[Mapping[str, Engine]]:
-    """Run an engine on a mock model, with a device's thread as a real one has."""
+    """Run an engine on a mock model, with a device thread like a real one."""
     (config,) = configs
     async with (
         DeviceThreads("staged-pool device", watchdog_s=config.watchdog_s).running() as device,
@@ -128,9 +128,9 @@ def main(
     max_requests: Annotated[int, typer.Option(min=1, help="Requests inside at once.")] = EngineConfig().max_requests,
     port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
 ) -> None:
-    """Serve until told to stop, on the first core of those that this process may use."""
+    """Serve until a signal, on the first core that this process may use."""
     core = min(os.sched_getaffinity(0))
-    for thread in os.listdir("/proc/self/task"):  # numpy has started some; a later one has the core of its maker
+    for thread in os.listdir("/proc/self/task"):  # numpy has started some; later threads inherit the core
         os.sched_setaffinity(int(thread), {core})
     prepare_environment(offline=True)
     logs.configure()

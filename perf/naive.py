@@ -1,6 +1,6 @@
-"""What one writes first: FastAPI and transformers in thirty lines, tokenizing and encoding inside `async def`.
+"""A naive server: FastAPI and transformers in thirty lines, with the forward inside `async def`.
 
-The same weights, dtype, number of threads and answer as the server that it stands beside; batches are padded, one
+It has the same weights, data type, threads and answers as the server that it is compared with. Batches are padded, one
 request at a time. Run by the `liveness` command; needs the `perf` extra.
 """
 

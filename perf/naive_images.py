@@ -1,4 +1,4 @@
-"""What one writes first for images: FastAPI, Pillow and transformers, decoding and computing inside `async def`.
+"""A naive server of images: FastAPI, Pillow and transformers, with the forward inside `async def`.
 
 Run by the `liveness --images` command; needs the `perf` extra.
 """
@@ -19,12 +19,12 @@ from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
 
 def create_app(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False) -> FastAPI:
-    """The application, its model loaded; it answers the requests of the load.
+    """Load the model and return the application, which answers the requests of the load.
 
     Args:
-        folder: Of the model.
-        dtype: Of the weights.
-        trust_remote_code: Whether the folder's own image processor is taken, if it has one.
+        folder: Folder of the model.
+        dtype: Data type of the weights.
+        trust_remote_code: Run the folder's own image processor, if it has one.
     """
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=trust_remote_code)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -70,7 +70,7 @@ def main(
     trust_remote_code: Annotated[bool, typer.Option(help="Run an image processor of the folder's own.")] = False,
     port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
 ) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal."""
     torch.set_num_threads(torch_threads)
     app = create_app(folder, getattr(torch, dtype), trust_remote_code=trust_remote_code)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

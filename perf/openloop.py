@@ -1,4 +1,4 @@
-"""An open loop: requests come when they come, however the server does; then how soon it is itself again."""
+"""Open-loop load: requests arrive at random times, whatever the server does; then recovery probes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Final
 from perf.client import Connection, Reply, retry_after_s
 
 RECOVERY_PAUSE_S: Final = 0.01
-"""Between two probes after a load."""
+"""Pause between two probes after a load, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests that come at random times, independently of each other and of the answers.
+    """Requests at random times, independent of each other and of the answers.
 
-    Their number is fixed, `rate` times `seconds`, and their times are uniform: a Poisson process given its count, so
-    that two levels differ in their rates by what they should.
+    Their number is fixed, `rate` times `seconds`, and their times are uniform. This is a Poisson process given its
+    count, so that the rates of two levels have exactly the ratio they should have.
     """
 
     rate: float
@@ -31,39 +31,39 @@ class Arrivals:
     seconds: float
     seed: int
     timeout_s: float
-    """A client gives up, and closes its connection, after so long."""
+    """Time after which a client closes its connection."""
     max_connections: int
-    """Requests that wait for an answer at most; one more is not sent, and counted."""
+    """Maximum requests in flight; further ones are counted as `not_sent`."""
     recovered_ms: float | None = None
-    """After the last arrival one probe at a time is sent until it is answered within this. None: no probes."""
+    """Latency of a probe that counts as recovered. None: send no probes after the last arrival."""
     give_up_s: float = 30.0
-    """How long after the last arrival probes are sent at most."""
+    """Maximum time of probing after the last arrival."""
 
 
 @dataclass(slots=True)
 class ArrivalsOutcome:
-    """What became of the requests. Times run from when a request was due, not from when it got out."""
+    """Outcome of the requests; times count from when a request was due, not from when it was sent."""
 
     offered: int = 0
     """Requests that were due."""
     accepted_ms: list[float] = field(default_factory=list)
-    """Answered with 200."""
+    """Latencies of answers with 200."""
     rejected_ms: list[float] = field(default_factory=list)
-    """Answered with 429."""
+    """Latencies of answers with 429."""
     retry_after_s: list[float] = field(default_factory=list)
-    """What the rejections said."""
+    """`Retry-After` of the rejections."""
     other_statuses: dict[int, int] = field(default_factory=dict)
     timeouts: int = 0
     broken: int = 0
-    """Connections that the server closed, or refused, instead of answering."""
+    """Connections that the server closed or rejected instead of answering."""
     not_sent: int = 0
-    """Requests that would have needed a connection too many."""
+    """Requests that exceeded `max_connections`."""
     late_ms: list[float] = field(default_factory=list)
-    """From when a request was due to when it was sent: what the client itself adds to every time above."""
+    """Delay of the client: from when a request was due to when it was sent; part of all times above."""
     accepted_s: float = 0.0
-    """From the first moment of the load to its end, or to the last 200 if that is later."""
+    """Time from the start of the load to its end, or to the last 200 if later."""
     recovered_s: float | None = None
-    """From the end of the load to the first probe's answer that was quick enough; None if there was none."""
+    """Time from the end of the load to the first recovered probe; None if there was none."""
     connections: int = 0
     client_cpu_s: float = 0.0
 
@@ -73,7 +73,7 @@ class ArrivalsOutcome:
         return len(self.accepted_ms) / self.accepted_s
 
     def add(self, other: ArrivalsOutcome) -> None:
-        """Count another round of the same load as well."""
+        """Add the outcome of another round of the same load."""
         self.offered += other.offered
         self.accepted_ms += other.accepted_ms
         self.rejected_ms += other.rejected_ms
@@ -91,13 +91,13 @@ class ArrivalsOutcome:
 
 
 class OpenLoop:
-    """Sends the requests of one workload in turn, from one thread, over as many connections as are needed at once.
+    """Generator of open-loop load, in one thread, with as many connections as needed.
 
-    Nobody comes back after a rejection, whatever it says. Connections are kept between loads.
+    A rejected request is not retried. Connections are kept between loads.
 
     Args:
-        port: Of the server.
-        requests: Complete, with their HTTP heads.
+        port: Port of the server.
+        requests: Complete requests, which are sent in turn.
     """
 
     def __init__(self, port: int, requests: tuple[bytes, ...]) -> None:
@@ -106,7 +106,7 @@ class OpenLoop:
         self._idle: list[Connection] = []
 
     def __call__(self, arrivals: Arrivals) -> ArrivalsOutcome:
-        """Run one load, then probes; ends when every request has its answer or its time-out."""
+        """Run one load, then probes, until every request has its answer or timeout."""
         cpu_before_s = time.process_time()
         with select.epoll() as answers:
             outcome = _Run(arrivals, self._requests, answers, self._idle, self._port).run()
@@ -131,7 +131,7 @@ class _Sent:
 
 
 class _Run:
-    """One load, while it runs."""
+    """One load while it runs."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Run:
         self._idle = idle
         self._port = port
         self._open: dict[int, Connection] = {}
-        """By their descriptors."""
+        """Open connections by their file descriptors."""
         for connection in idle:
             self._look_out_for(connection)
         self._outcome = ArrivalsOutcome(offered=round(arrivals.rate * arrivals.seconds))
@@ -158,7 +158,7 @@ class _Run:
         self._load_end = self._started + arrivals.seconds
         self._waiting: dict[Connection, _Sent] = {}
         self._by_age: deque[_Sent] = deque()
-        """The same, oldest first; those that are done are skipped when their turn comes."""
+        """Waiting requests, the oldest first; those that are done are skipped later."""
         self._last_accepted = self._load_end
         self._probe_due = math.inf if arrivals.recovered_ms is None else self._load_end
 
@@ -209,7 +209,7 @@ class _Run:
 
     def _connect(self) -> Connection:
         connection = Connection(self._port, timeout_s=self._arrivals.timeout_s)
-        connection.socket.settimeout(None)  # it is read when there is something: no call need ask the kernel first
+        connection.socket.settimeout(None)  # epoll says when to read, so no read needs a timeout
         self._look_out_for(connection)
         return connection
 
@@ -218,7 +218,7 @@ class _Run:
         self._answers.register(connection.socket, select.EPOLLIN)
 
     def _drop_late(self, now: float) -> float:
-        """Give up what has waited too long; returns when the next one will have."""
+        """Drop requests past their timeout; return the time of the next timeout."""
         while self._by_age:
             oldest = self._by_age[0]
             late_at = oldest.sent + self._arrivals.timeout_s
