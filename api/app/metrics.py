@@ -70,7 +70,8 @@ class _Finished(Collector):
         for (route, status, path_taken), count in self.counts.items():
             requests.add_metric((route, str(status), path_taken), count)
         name = "staged_pool_http_request_duration_seconds"
-        durations = HistogramMetricFamily(name, "From the request's last byte to the answer's", labels=("route",))
+        about = "Seconds from the last byte of the request to the last byte of the answer"
+        durations = HistogramMetricFamily(name, about, labels=("route",))
         for route, histogram in self.durations.items():
             taken = histogram.snapshot()
             durations.add_metric((route,), _buckets(taken), taken.sum_s)
@@ -89,7 +90,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engines = self._statistics()
         ready = bool(engines) and all(engine.phase == "ready" and engine.fault is None for engine in engines.values())
-        yield _gauge("ready", "1 while requests are taken", ready)
+        yield _gauge("ready", "1 while requests are accepted", ready)
         families: dict[str, Metric] = {}
         for name, statistics in engines.items():
             for family in _engine_families(statistics):
@@ -109,26 +110,32 @@ class _HttpCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         server_state = self._server_state
-        yield _gauge("connections", "Connections that are open", server_state.connections)
+        yield _gauge("connections", "Open connections", server_state.connections)
         yield _counter(
-            "connections_refused", "Connections closed for being too many", server_state.connections_rejected
+            "connections_refused",
+            "Connections closed on arrival because of the limit",
+            server_state.connections_rejected,
         )
         yield _counter("connections_evicted", "Connections closed to make room for others", server_state.limit.evicted)
-        yield _gauge("http_requests_running", "HTTP requests that are being handled", server_state.requests)
-        yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", server_state.body_bytes)
+        yield _gauge("http_requests_running", "HTTP requests in progress", server_state.requests)
+        yield _gauge("http_body_bytes", "Bytes of the bodies of HTTP requests in progress", server_state.body_bytes)
         memory = server_state.memory
-        yield _gauge("memory_limit_bytes", "Bytes of memory that the process may take", memory.limit_bytes)
-        yield _gauge("memory_used_ratio", "Used part of that, or of a control group's limit", memory.fullness)
-        yield _gauge("memory_pressure", "0, or the percentage from which less is done", memory.pressure)
+        yield _gauge("memory_limit_bytes", "Maximum bytes of memory of the process", memory.limit_bytes)
+        yield _gauge("memory_used_ratio", "Used part of the memory limit, or of a control group's", memory.fullness)
+        yield _gauge(
+            "memory_pressure", "0, or the percentage of used memory whose measures are active", memory.pressure
+        )
         held = GaugeMetricFamily("staged_pool_memory_held_bytes", "Bytes that requests hold", labels=("purpose",))
-        most = GaugeMetricFamily("staged_pool_memory_share_bytes", "Bytes that they may hold", labels=("purpose",))
+        most = GaugeMetricFamily(
+            "staged_pool_memory_share_bytes", "Maximum bytes that requests may hold", labels=("purpose",)
+        )
         for purpose in ("bodies", "answers", "decodes"):
             account = getattr(memory.budget, purpose)
             held.add_metric((purpose,), account.held_bytes)
             most.add_metric((purpose,), account.limit_bytes)
         yield from (held, most)
         lag = server_state.lag.snapshot()
-        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
+        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "Event loop lag in seconds, by sample")
         late.add_metric((), _buckets(lag), lag.sum_s)
         yield late
 
@@ -141,10 +148,10 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
     yield from _admission_families(statistics.admission)
     yield from _priority_families(statistics.priorities)
     yield from _device_families(statistics.device)
-    yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
+    yield _counters("cancelled", "Requests whose client left, by stage", "stage", statistics.cancelled)
     yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
     overdue = statistics.overdue_preprocess_calls
-    yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
+    yield _gauge("preprocess_overdue_calls", "Preprocess calls that run longer than preprocess_alarm_s", overdue)
     if statistics.image_cache is not None:
         yield from _image_cache_families(statistics.image_cache)
     if statistics.result_cache is not None:
@@ -153,18 +160,20 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
     labels = ("stage",)
-    waiting = GaugeMetricFamily("staged_pool_stage_waiting_items", "Items ready for the stage", labels=labels)
-    busy = GaugeMetricFamily("staged_pool_stage_busy_workers", "Workers with work in hand", labels=labels)
-    workers = GaugeMetricFamily("staged_pool_stage_workers", "Workers that the stage has", labels=labels)
-    items = CounterMetricFamily("staged_pool_stage_items", "Items handed on", labels=labels)
-    crashes = CounterMetricFamily("staged_pool_stage_crashes", "Workers that crashed", labels=labels)
+    waiting = GaugeMetricFamily("staged_pool_stage_waiting_items", "Items that wait for the stage", labels=labels)
+    busy = GaugeMetricFamily("staged_pool_stage_busy_workers", "Workers that process an item or a batch", labels=labels)
+    workers = GaugeMetricFamily("staged_pool_stage_workers", "Workers of the stage", labels=labels)
+    items = CounterMetricFamily("staged_pool_stage_items", "Items that the stage has finished", labels=labels)
+    crashes = CounterMetricFamily("staged_pool_stage_crashes", "Crashes of workers", labels=labels)
     dropped = CounterMetricFamily(
         "staged_pool_stage_dropped", "Items that ended in the stage", labels=("stage", "cause")
     )
     wait = HistogramMetricFamily(
-        "staged_pool_stage_wait_seconds", "From the hand-over to a worker's hand", labels=labels
+        "staged_pool_stage_wait_seconds", "Seconds that items waited for the stage", labels=labels
     )
-    service = HistogramMetricFamily("staged_pool_stage_service_seconds", "In a worker's hand", labels=labels)
+    service = HistogramMetricFamily(
+        "staged_pool_stage_service_seconds", "Seconds that workers processed items", labels=labels
+    )
     for stage in stages:
         name = (stage.name,)
         waiting.add_metric(name, stage.waiting)
@@ -180,8 +189,8 @@ def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
 
 
 def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
-    inside = GaugeMetricFamily("staged_pool_admission_inside", "What is inside the engine", labels=("unit",))
-    limit = GaugeMetricFamily("staged_pool_admission_limit", "What may be inside the engine", labels=("unit",))
+    inside = GaugeMetricFamily("staged_pool_admission_inside", "Current use of the engine, by unit", labels=("unit",))
+    limit = GaugeMetricFamily("staged_pool_admission_limit", "Maximum use of the engine, by unit", labels=("unit",))
     for unit, value, most in (
         ("requests", admission.requests, admission.max_requests),
         ("items", admission.items, admission.max_items),
@@ -191,15 +200,21 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
         inside.add_metric((unit,), value)
         limit.add_metric((unit,), most)
     yield from (inside, limit)
-    yield _counter("admitted", "Requests let in", admission.admitted)
-    yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
-    yield _gauge("drain_seconds", "How long everything inside needs, as predicted: the slowest lane", admission.drain_s)
-    yield _gauge("lag_seconds", "How much longer than predicted requests have taken lately", admission.lag_s)
-    yield _gauge("tenants", "Tenants that have something inside, by priority added up", admission.tenants)
+    yield _counter("admitted", "Requests admitted", admission.admitted)
+    yield _counters("refused", "Requests rejected by admission, by limit", "limit", admission.refused)
+    yield _gauge(
+        "drain_seconds", "Predicted seconds until all requests inside are done, in the slowest lane", admission.drain_s
+    )
+    yield _gauge("lag_seconds", "Seconds by which recent requests took longer than predicted", admission.lag_s)
+    yield _gauge("tenants", "Tenants with requests inside, summed over priorities", admission.tenants)
     labels = ("lane",)
-    tokens = GaugeMetricFamily("staged_pool_lane_tokens", "Tokens inside a lane, estimated until read", labels=labels)
-    drain = GaugeMetricFamily("staged_pool_lane_drain_seconds", "How long a lane needs, as predicted", labels=labels)
-    lag = GaugeMetricFamily("staged_pool_lane_lag_seconds", "How much longer than predicted, by lane", labels=labels)
+    tokens = GaugeMetricFamily(
+        "staged_pool_lane_tokens", "Tokens inside a lane, estimated until tokenized", labels=labels
+    )
+    drain = GaugeMetricFamily(
+        "staged_pool_lane_drain_seconds", "Predicted seconds until a lane is empty", labels=labels
+    )
+    lag = GaugeMetricFamily("staged_pool_lane_lag_seconds", "Seconds beyond the prediction, by lane", labels=labels)
     for name, lane in admission.lanes.items():
         tokens.add_metric((name,), lane.tokens)
         drain.add_metric((name,), lane.drain_s)
@@ -211,11 +226,13 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
     labels = ("priority",)
     requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests inside, by priority", labels=labels)
     gate = GaugeMetricFamily(
-        "staged_pool_priority_gate_requests", "Requests of which inputs wait to be fed to preprocess", labels=labels
+        "staged_pool_priority_gate_requests", "Requests with inputs that wait for preprocess", labels=labels
     )
-    items = GaugeMetricFamily("staged_pool_priority_waiting_items", "Items ready for the device", labels=labels)
-    tokens = GaugeMetricFamily("staged_pool_priority_waiting_tokens", "Tokens ready for the device", labels=labels)
-    wait = HistogramMetricFamily("staged_pool_priority_wait_seconds", "In front of the device, by item", labels=labels)
+    items = GaugeMetricFamily("staged_pool_priority_waiting_items", "Items that wait for the device", labels=labels)
+    tokens = GaugeMetricFamily("staged_pool_priority_waiting_tokens", "Tokens that wait for the device", labels=labels)
+    wait = HistogramMetricFamily(
+        "staged_pool_priority_wait_seconds", "Seconds that items waited for the device", labels=labels
+    )
     for name, priority in priorities.items():
         requests.add_metric((name,), priority.requests)
         gate.add_metric((name,), priority.waiting_requests)
@@ -226,35 +243,35 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
 
 
 def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
-    yield _counters("batches", "Batches by what cut them", "trigger", device.batches)
-    yield _counters("holds", "Times that a free slot started nothing, by reason", "reason", device.holds)
-    budget = GaugeMetricFamily("staged_pool_batch_budget_tokens", "Tokens of a batch at most, now", labels=("lane",))
+    yield _counters("batches", "Batches by trigger: the reason to start the batch", "trigger", device.batches)
+    yield _counters("holds", "Times that a free slot started no batch, by reason", "reason", device.holds)
+    budget = GaugeMetricFamily("staged_pool_batch_budget_tokens", "Current token budget of a batch", labels=("lane",))
     for lane, budget_tokens in device.budget_tokens.items():
         budget.add_metric((lane,), budget_tokens)
     yield budget
-    yield _counter("device_items", "Items that went through the device", device.items)
-    yield _counter("coalesced_items", "Items that were given the row of another like them", device.coalesced_items)
-    yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
-    yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
-    yield _counter("device_tokens_wasted", "Tokens whose caller had left when they were done", device.wasted_tokens)
+    yield _counter("device_items", "Items computed on the device", device.items)
+    yield _counter("coalesced_items", "Items that reused the row of a coalesced item", device.coalesced_items)
+    yield _counter("device_tokens", "Tokens computed on the device, without padding", device.tokens)
+    yield _counter("device_padding_tokens", "Padding tokens computed on the device", device.padding_tokens)
+    yield _counter("device_tokens_wasted", "Tokens computed for clients that had left", device.wasted_tokens)
 
 
 def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
     """Yield the metrics of a cache; its hit ratio is hits / (hits + misses)."""
-    yield _counter("image_cache_hits", "Images that had been prepared before", cache.hits)
-    yield _counter("image_cache_misses", "Images that were prepared, or could not be", cache.misses)
-    yield _gauge("image_cache_entries", "Prepared images that are kept", cache.entries)
-    yield _gauge("image_cache_bytes", "Bytes of them", cache.bytes)
-    yield _gauge("image_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
+    yield _counter("image_cache_hits", "Images found in the image cache", cache.hits)
+    yield _counter("image_cache_misses", "Images not found in the image cache", cache.misses)
+    yield _gauge("image_cache_entries", "Images in the image cache", cache.entries)
+    yield _gauge("image_cache_bytes", "Bytes in the image cache", cache.bytes)
+    yield _gauge("image_cache_limit_bytes", "Maximum bytes of the image cache", cache.max_bytes)
 
 
 def _result_cache_families(cache: ResultCacheStatistics) -> Iterator[Metric]:
     """Yield the metrics of a cache; its hit ratio is hits / (hits + misses)."""
-    yield _counter("result_cache_hits", "Items that had been through the device before", cache.hits)
-    yield _counter("result_cache_misses", "Items that had not, or whose results are kept no more", cache.misses)
-    yield _gauge("result_cache_entries", "Results that are kept", cache.entries)
-    yield _gauge("result_cache_bytes", "Bytes of them", cache.bytes)
-    yield _gauge("result_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
+    yield _counter("result_cache_hits", "Items found in the result cache", cache.hits)
+    yield _counter("result_cache_misses", "Items not found in the result cache", cache.misses)
+    yield _gauge("result_cache_entries", "Results in the result cache", cache.entries)
+    yield _gauge("result_cache_bytes", "Bytes in the result cache", cache.bytes)
+    yield _gauge("result_cache_limit_bytes", "Maximum bytes of the result cache", cache.max_bytes)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:
