@@ -1,5 +1,7 @@
-"""What the server adds to a bare forward, for one client that sends one short text at a time; and what its stages take
-of the event loop, for several."""
+"""Latency that the server adds to a bare forward, and CPU time of its event loop.
+
+One client sends one short text at a time; the event loop is also measured with several callers.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ STAGES_TARGET_MS: Final = 0.15
 TOKENS: Final = 12
 
 CALLERS: Final = (1, 16, 64)
-"""At once, of an engine alone."""
+"""Concurrent callers of an engine in process."""
 CALLS: Final = 384
-"""Of all of them, in one block."""
+"""Calls of all callers in one block."""
 
 _TITLES: Final = {
     "bare": "bare forward",
@@ -39,27 +41,29 @@ _TITLES: Final = {
 }
 
 PAUSE_S: Final = 0.0015
-"""Between paced forwards: about what a client of a server leaves between two of its requests. A loop without pauses
-finds the model's weights in the caches and its core awake; no server does, whatever it adds."""
+"""Pause between paced forwards in seconds, about that between two requests of a client.
+
+A loop without pauses finds the weights in the CPU caches and its core awake; no server does.
+"""
 
 _UNTIMED: Final = 5
-"""Calls at the start of each block that bring caches and clocks back, and are not counted."""
+"""Warm-up calls at the start of each block, which are not counted."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Calls made one after the other by one contender."""
+    """Sequential calls of one contender."""
 
     latencies_ms: list[float] = field(default_factory=list)
     cpu_ms: float = 0.0
     """CPU time of the contender's own process for one call."""
     loop_ms: float = 0.0
-    """Of it, that of the event loop's thread, if it has one."""
+    """CPU time of the event loop's thread for one call, if there is one."""
     stages_ms: dict[str, list[float]] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def timed(self, calls: int) -> Iterator[Callable[[float], None]]:
-        """Give a function that notes a call as ended, by the time at which it started."""
+        """Yield a function that records a call that has ended, given its start time."""
         cpu_before_s = time.process_time()
         yield lambda started: self.latencies_ms.append((time.perf_counter() - started) * 1e3)
         self.cpu_ms = (time.process_time() - cpu_before_s) / calls * 1e3
@@ -80,7 +84,7 @@ def _block_of(call: Callable[[], object], calls: int, pause_s: float = 0.0) -> B
 
 
 class HttpClient:
-    """Sends one request over HTTP again and again, and notes the `Server-Timing` of the answers."""
+    """Client that repeats one request, and records the `Server-Timing` of the answers."""
 
     def __init__(self, port: int, request: bytes) -> None:
         self._connection = Connection(port, timeout_s=START_TIMEOUT_S)
@@ -96,7 +100,7 @@ class HttpClient:
 
 
 class BareForward:
-    """The same model without anything around it: `forward` on ids, in the thread that loaded it."""
+    """The model alone: `forward` on token ids, in the thread that loaded it."""
 
     def __init__(self, options: Options, text: str, pause_s: float) -> None:
         from staged_pool.runtime.model import ModelInput
@@ -107,7 +111,7 @@ class BareForward:
         self._model = load_model(options.engine_config())
         prepared = self._model.preprocess([ModelInput(TextInput(text), DENSE_ONLY)])[0]
         if not isinstance(prepared, Prepared):
-            raise TypeError("the text of the measurement cannot be read at once")
+            raise TypeError("the text of the measurement cannot be preprocessed")
         self._ids = prepared.payload
         self._pause_s = pause_s
 
@@ -116,10 +120,10 @@ class BareForward:
 
 
 class EmbeddedEngine:
-    """The library inside a program of its own event loop: `engine.embed()` of one text, from several callers at once.
+    """Engine in process, on an event loop of its own, with concurrent calls of `embed()`.
 
     Args:
-        texts: Different ones, in turns: one that is computed for somebody else already would cost next to nothing.
+        texts: Different texts, used in turn, because equal ones would be coalesced.
     """
 
     def __init__(self, options: Options, texts: Sequence[str], callers: int) -> None:
@@ -164,7 +168,7 @@ class EmbeddedEngine:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one difference over the rounds."""
+    """Median and quartiles of a difference over the rounds, in ms."""
 
     median: float
     quartile1: float
@@ -182,9 +186,8 @@ class Spread:
 def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
     """Measure, print and record.
 
-    Every contender runs one block a round, in turns and in alternating order, so that what the machine does meanwhile
-    falls on all of them; the others sleep. What is reported is the median over the rounds of the difference of the
-    two medians of a round.
+    Every contender runs one block a round, in alternating order, so that the machine's noise affects all of them; the
+    others are idle. The result is the median over the rounds of the difference of two medians of a round.
     """
     source = TextSource(options.model)
     words = random.Random(0)
@@ -205,7 +208,7 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
         contenders: dict[str, Worker[int, Block]] = {}
         for name, make in makers.items():
             contenders[name] = running.enter_context(worker(make))
-            # Before the next one starts: while it loads, it finds out what is quickest here. It also warms up.
+            # Before the next one starts, because a model that loads runs timings of its own. It is also a warm-up.
             contenders[name](calls)
         blocks = _interleave(contenders, rounds, calls)
         _report(record, blocks)

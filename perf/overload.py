@@ -1,4 +1,4 @@
-"""What a server does when more comes than it can do: whether it keeps doing as much, and doing it in time."""
+"""Goodput, latency and rejections of an overloaded server, by open loops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEVELS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 SEED: Final = 1
 TIMEOUT_S: Final = 10.0
 RECOVERED: Final = 1.5
-"""Times the unloaded median: what counts as recovered."""
+"""Latency that counts as recovered, as a multiple of the unloaded median."""
 
 GAUGES: Final = ("staged_pool_drain_seconds", "staged_pool_lag_seconds")
 
@@ -33,7 +33,7 @@ KEPT: Final = 0.95
 REJECT_MS: Final = 20.0
 RECOVERY_S: Final = 1.0
 GROWTH_MB: Final = 10.0
-"""From the end of the first round to the end of the last. (In the first, the allocator's pools fill up.)"""
+"""Target for the growth from the end of the first round, in which the allocator's pools fill, to the end."""
 
 COLUMNS: Final = (
     "load", "offered/s", "goodput/s", "of peak", "200", "429", "time-outs", "other", "200 p50 ms", "p99", "429 p50 ms",
@@ -47,22 +47,22 @@ SERVER_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What was seen at one rate."""
+    """Outcomes at one rate."""
 
     factor: float
-    """Of the measured capacity."""
+    """Rate as a multiple of the measured capacity."""
     offered_per_s: float
     outcome: ArrivalsOutcome
     health: ProbeOutcome
     rss_before_mb: float
     rss_after_mb: float
     gauges: dict[str, float]
-    """The server's own predictions, right after the load."""
+    """The server's own predictions right after the load."""
     others_cores: float
-    """What processes took that have nothing to do with this: above a few tenths, a level is not comparable."""
+    """Cores used by unrelated processes; above a few tenths, a level is not comparable."""
 
     def with_round(self, other: Level) -> Level:
-        """This level with what was seen of it in a later round."""
+        """Return this level merged with that of a later round."""
         self.outcome.add(other.outcome)
         self.health.add(other.health)
         others_cores = max(self.others_cores, other.others_cores)
@@ -70,12 +70,12 @@ class Level:
 
     @property
     def failed(self) -> int:
-        """Requests that got neither an answer of use nor a rejection; time-outs are not among them."""
+        """Number of requests with neither a 200, a 429 nor a timeout."""
         outcome = self.outcome
         return outcome.broken + outcome.not_sent + sum(outcome.other_statuses.values())
 
     def result(self, peak: float) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the figures for the JSON file."""
         outcome = self.outcome
         return {
             "factor": self.factor,
@@ -103,7 +103,7 @@ class Level:
         }
 
     def row(self, peak: float) -> list[str]:
-        """For a table with `COLUMNS`."""
+        """Return the cells of a row with `COLUMNS`."""
         outcome = self.outcome
         accepted, rejected = (
             report.Summary.cells(report.Summary.of(values))[:2] for values in (outcome.accepted_ms, outcome.rejected_ms)
@@ -124,7 +124,7 @@ class Level:
         ]
 
     def server_row(self) -> list[str]:
-        """For a table with `SERVER_COLUMNS`."""
+        """Return the cells of a row with `SERVER_COLUMNS`."""
         outcome = self.outcome
         return [
             f"{self.factor:g}x",
@@ -150,9 +150,9 @@ def run(
 ) -> None:
     """Measure, print and record.
 
-    First what the server does at most for clients that wait for their answers; then arrivals that do not care, at
-    multiples of it, each followed by probes until the server is as quick again as when it was idle. Rounds go up and
-    down the levels in turns, so that a machine whose speed drifts is no reason for a difference between them.
+    First, closed loops measure the capacity. Then open loops arrive at multiples of it, each followed by probes until
+    the latency is that of an idle server. Rounds alternately go up and down the levels, so that a drift of the
+    machine's speed does not bias them.
     """
     workload = TextSource(options.model).workload(shape)
     settings = {
@@ -197,22 +197,22 @@ def run(
 
 
 def _order(factors: Sequence[float], rounds: int) -> list[tuple[int, float]]:
-    """Each round with its levels: up in one, down in the next."""
+    """Return the round and the factor of each level: up in one round, down in the next."""
     return [(turn, factor) for turn in range(rounds) for factor in (factors[::-1] if turn % 2 else factors)]
 
 
 def _capacity(
     generate: Worker[Load, LoadOutcome], seconds: float, done: Callable[[], None]
 ) -> tuple[float, dict[int, float]]:
-    """The median for a single client in ms, and for each number of clients the requests answered per second.
+    """Measure the median latency of a single client in ms, and the rate by number of clients.
 
-    That client makes the pauses that the probes make after a load: caches are colder behind them.
+    The single client pauses like the probes after a load, because caches are colder after a pause.
     """
     generate(BURST)
     alone = Load(clients=1, max_requests=UNLOADED_REQUESTS, pause_s=RECOVERY_PAUSE_S)
     unloaded = report.Summary.of(generate(alone).latencies_ms)
     if unloaded is None:
-        raise RuntimeError("an idle server refused every request")
+        raise RuntimeError("an idle server rejected every request")
     closed: dict[int, float] = {}
     for clients in CAPACITY_CLIENTS:
         outcome = generate(Load(clients=clients, seconds=seconds, patience_s=TIMEOUT_S))
@@ -258,9 +258,9 @@ def _report(name: str, record: report.Record, levels: list[Level], target_delay_
 
 
 def _targets(record: report.Record, over: list[Level], peak: float, target_delay_s: float) -> None:
-    """Hold the worst level to each target. A recovery that was not seen counts as endless.
+    """Compare the worst level with each target; a missing recovery counts as infinite.
 
-    At 1x, chance alone leaves moments without work that nobody can make up for: what is lost there is no overload's.
+    Goodput counts only above 1x: at 1x, random arrivals leave the server idle at times, which is not due to overload.
     """
     outcomes = [level.outcome for level in over]
     lost = max((1 - level.outcome.goodput / peak for level in over if level.factor > 1), default=0.0)
@@ -281,7 +281,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def _plot(name: str, levels: list[Level], target_delay_s: float) -> None:
-    """`results/NAME.svg`: goodput and the p99 of what was accepted, against what was offered."""
+    """Write `results/NAME.svg`: goodput and p99 of accepted requests, by offered rate."""
     import matplotlib as mpl
 
     mpl.use("svg")

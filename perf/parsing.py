@@ -1,4 +1,4 @@
-"""Where JSON is read: on the event loop up to a size, in a thread above it. What that size does to `/health`."""
+"""Latency of `/health` by the size up to which JSON is decoded on the event loop."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from perf.servers import Options, Server, serving
 from perf.workers import Worker, worker
 
 INLINE_BYTES: Final = (3_277, 32_768, 327_680)
-"""Bodies up to this size are read on the event loop: a tenth of what is so by default, that, and ten times as much."""
+"""Sizes up to which bodies are decoded on the event loop: a tenth of the default, the default, ten times it."""
 BODY_BYTES: Final = (16_000, 250_000)
-"""About. Each is on the other side of one of these sizes."""
+"""Approximate sizes of bodies, each between two of these limits."""
 CLIENTS: Final = 16
 KEPT_TOKENS: Final = 8
-"""Of the token ids of a body: so it is much to read, and next to nothing to compute."""
+"""Token ids of a body that are kept, so that decoding dominates the forward."""
 REQUESTS: Final = 8
 PATIENCE_S: Final = 10.0
 
-# No setting says it: it is the default of an argument, which is another one in these servers.
+# There is no setting for this size: these servers change the default of an argument.
 _SERVE: Final = """
 import sys
 from staged_pool.stages.parse import ParseStage
@@ -38,7 +38,7 @@ main()
 
 
 def run(options: Options, *, rounds: int, seconds: float) -> None:
-    """Measure, print and record. The servers, one for each size, work in turns; the others sleep meanwhile."""
+    """Measure, print and record. The servers, one for each size, alternate; the others are idle."""
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "clients": CLIENTS}
     with report.recording("parsing", settings) as record, ExitStack() as running:
         servers = {size: started(running, options, size) for size in INLINE_BYTES}
@@ -73,7 +73,7 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
 
 
 def started(running: ExitStack, options: Options, inline_bytes: int) -> Server:
-    """A server that reads bodies up to a size on the event loop, ready; it ends with `running`."""
+    """Start a server that decodes bodies up to a size on the event loop; it ends with `running`."""
     command = [sys.executable, "-c", _SERVE, str(inline_bytes), *options.serve_command()[1:]]
     server = running.enter_context(serving(command))
     server.card()  # one after the other: loading is work too
@@ -101,7 +101,7 @@ def requests(body_bytes: int) -> tuple[bytes, ...]:
 def _cell(
     generate: Worker[Load, LoadOutcome], probe: Worker[float, ProbeOutcome], health: ProbeOutcome, seconds: float
 ) -> float:
-    """Answers a second, with health checks meanwhile."""
+    """Run one load with health checks; return the answers a second."""
     generate.begin(Load(clients=CLIENTS, seconds=seconds, patience_s=PATIENCE_S))
     health.add(probe(seconds))
     outcome = generate.end()

@@ -1,7 +1,7 @@
-"""Images prepared by several threads at once, without queues, devices and HTTP.
+"""Preprocessing of images by several threads, without queues, devices and HTTP.
 
-Each class is made in a process of its own (see `perf.workers`): how many threads torch has is a setting of the process,
-and so is what they do while they are idle. That is why nothing here imports torch before it is made.
+Each class is made in a process of its own (see `perf.workers`), because the number of torch's threads and their idle
+spinning are settings of the process. So nothing here imports torch before.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from staged_pool.runtime.requests import Image
 from staged_pool.runtime.threads.openmp import VARIABLES
 
 Way = Literal["fast", "exact", "stock"]
-"""How an image is prepared: by our own code; by the folder's image processor on Pillow and numpy, torch held to one
-thread; or by the one that transformers takes by itself, with all the threads that torch takes by itself."""
+"""Code that preprocesses an image.
+
+- `fast`: our own code.
+- `exact`: the folder's image processor on Pillow and numpy, with one torch thread.
+- `stock`: the image processor that transformers selects, with torch's default threads.
+"""
 
 PROCESSORS: Final = {
     "CLIP": "CLIPImageProcessorPil",
@@ -34,8 +38,11 @@ PROCESSORS: Final = {
     "SigLIP2 NaFlex": "Siglip2ImageProcessorPil",
     "Qwen2-VL": "Qwen2VLImageProcessorPil",
 }
-"""Classes of transformers, by family. By their own defaults images become 224 x 224 pixels (CLIP as in ViT-B/32,
-SigLIP), at most 256 patches of 16 x 16 pixels (NaFlex), and at most a million pixels (Qwen2-VL)."""
+"""Image processors of transformers, by family.
+
+By their defaults, images become 224 x 224 pixels (CLIP as in ViT-B/32, SigLIP). NaFlex makes at most 256 patches of
+16 x 16 pixels, and Qwen2-VL at most a million pixels.
+"""
 
 _IMAGES: Final = 8
 
@@ -50,29 +57,29 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one image takes: CPU time, and bytes that go to the device."""
+    """Cost of one image: CPU seconds, and bytes that go to the device."""
 
     decode_s: float
-    """Of decoding, which is a part of the next two."""
+    """Decoding, which is a part of the next two times."""
     fast_s: float
     exact_s: float
     fast_bytes: int
     exact_bytes: int
     stock_bytes: int
-    """What the image processor gives. The exact path leaves out copies and padding, which the device can make."""
+    """Output of the image processor; the exact path omits copies and padding, which the device makes."""
 
 
 class Images:
-    """One image a call, prepared in one way.
+    """Preprocessing of images in one way, one image a call.
 
     Args:
-        folders: By family.
-        way: Of preparing.
+        folders: Folders of image processors by family.
+        way: Code that preprocesses the images.
     """
 
     def __init__(self, folders: Mapping[str, Path], way: Way) -> None:
         if way == "stock":
-            for name in VARIABLES:  # of those who only call an image processor, nobody sets them
+            for name in VARIABLES:  # a program that only calls an image processor does not set them
                 os.environ.pop(name, None)
         self._prepare = {
             family: stock(folder) if way == "stock" else ours(folder, way) for family, folder in folders.items()
@@ -80,7 +87,7 @@ class Images:
         self._images = {size: _jpegs(size) for size in SIZES}
 
     def __call__(self, block: Block[Given]) -> float:
-        """Images a second."""
+        """Return the images a second."""
         prepare, images = self._prepare[block.what.family], self._images[block.what.size]
 
         def call(number: int) -> int:
@@ -91,10 +98,10 @@ class Images:
 
 
 class Costs:
-    """One way of preparing after the other, on one thread and with nothing beside it.
+    """Cost of each way, on one idle thread.
 
     Args:
-        folders: By family.
+        folders: Folders of image processors by family.
     """
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
@@ -105,7 +112,7 @@ class Costs:
         self._images = {size: _jpegs(size) for size in SIZES}
 
     def __call__(self, given: Given) -> Cost:
-        """The medians of a few images."""
+        """Return the medians over a few images."""
         fast, exact = self._fast[given.family], self._exact[given.family]
         images = self._images[given.size]
         seconds = [(_cpu_s(_decode, one), _cpu_s(fast, one), _cpu_s(exact, one)) for one in images]
@@ -122,7 +129,7 @@ class Costs:
 
 @contextmanager
 def processor_folders() -> Iterator[Mapping[str, Path]]:
-    """Folders that hold an image processor and nothing else, by family; gone at the end of the block."""
+    """Make folders with only an image processor, by family; they are removed at the end of the block."""
     import transformers
 
     with TemporaryDirectory(prefix="perf-processors-") as name:
@@ -133,10 +140,10 @@ def processor_folders() -> Iterator[Mapping[str, Path]]:
 
 
 def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixels]:
-    """What the server prepares an encoded image with.
+    """Return the server's function that preprocesses an encoded image.
 
     Raises:
-        ValueError: Images of this image processor do not go that way.
+        ValueError: The server does not use this path for this image processor.
     """
     import torch
 
@@ -155,7 +162,7 @@ def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixel
 
 
 def stock(folder: Path) -> Callable[[bytes], Any]:
-    """The image processor of a folder as transformers gives it, called as its documentation does."""
+    """Return the image processor that transformers selects, called as in its documentation."""
     from PIL import Image as Pillow
     from transformers import AutoImageProcessor
 
@@ -168,7 +175,7 @@ def stock(folder: Path) -> Callable[[bytes], Any]:
 
 
 def stock_class(folder: Path) -> str:
-    """The class that this is: another one where torchvision is installed."""
+    """Return the name of its class, which depends on torchvision being installed."""
     from transformers import AutoImageProcessor
 
     return type(AutoImageProcessor.from_pretrained(folder)).__name__
@@ -182,7 +189,7 @@ def _decode(image: bytes) -> object:
 
 
 def _cpu_s(call: Callable[[bytes], object], image: bytes) -> float:
-    """Of this thread alone."""
+    """Return the CPU time of a call in this thread, in seconds."""
     began_s = time.thread_time()
     call(image)
     return time.thread_time() - began_s

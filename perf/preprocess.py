@@ -1,4 +1,7 @@
-"""What another thread of preprocess gets done, and what an image takes: what the defaults of its limits rest on."""
+"""Throughput of preprocess by number of threads, and the cost of an image.
+
+The defaults of the limits of preprocess are based on these figures.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ from perf.workers import worker
 TEXT_THREADS: Final = (1, 2, 4, 8)
 IMAGE_THREADS: Final = (1, 2, 4, 6)
 FAMILIES: Final = ("CLIP", "Qwen2-VL")
-"""Of those whose images are costed, the ones that are prepared by several threads."""
+"""Families whose images are preprocessed by several threads."""
 WARM_UP_S: Final = 0.2
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 Rows = Mapping[str, tuple[Callable[[Block[T]], R], T]]
-"""By name: who is asked to do what."""
+"""Worker and argument of each row, by its name."""
 
 
 def run(options: Options, *, rounds: int, seconds: float) -> None:
     """Measure, print and record.
 
-    Each round has everything once, in alternating order. What more threads gain is the median of the rounds, each with
-    itself compared: a machine whose speed drifts is no reason for a difference.
+    Each round has everything once, in alternating order. The gain of more threads is the median of the ratios within a
+    round, so that a drift of the machine's speed does not bias it.
     """
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "words": WORDS}
     with report.recording("preprocess", settings) as record, processor_folders() as folders:
@@ -96,7 +99,7 @@ def _costs(record: report.Record, folders: Mapping[str, Path]) -> None:
 
 
 def _rounds(rows: Rows[T, R], threads: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[int, list[R]]]:
-    """What came of each row with so many threads, in each round."""
+    """Run each row with each number of threads; return the figures of the rounds."""
     seen: dict[str, dict[int, list[R]]] = {name: {count: [] for count in threads} for name in rows}
     with report.progress("preprocess", rounds * len(rows)) as bar:
         for ask, what in rows.values():
@@ -128,5 +131,5 @@ def _show_rates(
 
 
 def gain(rates: Sequence[float], of_one: Sequence[float]) -> float:
-    """What several threads do more than one, as a share of it: the median of the rounds."""
+    """Return the relative gain of several threads over one: the median of the rounds."""
     return median(several / one for several, one in zip(rates, of_one, strict=True)) - 1

@@ -1,4 +1,4 @@
-"""What a command says: tables, percentiles that name their number of samples, targets, and a JSON file of it all."""
+"""Output of the commands: tables, percentiles, targets, and a JSON file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PACKAGES: Final = ("staged-pool", "torch", "transformers", "tokenizers", "numpy
                     "trio", "uvicorn", "fastapi")  # fmt: skip
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-"""As wide as the terminal; a file gets whole tables."""
+"""Console as wide as the terminal; wide enough for whole tables in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one set of samples. With fewer than 100 samples, p99 is the largest one."""
+    """Percentiles of one set of samples; with fewer than 100 samples, p99 is the largest."""
 
     samples: int
     p50: float
@@ -43,7 +43,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary | None:
-        """None: there are no samples."""
+        """Return the summary of samples; None if there are none."""
         if not values:
             return None
         p50, p99 = float(np.percentile(values, 50)), float(np.percentile(values, 99, method="higher"))
@@ -51,14 +51,14 @@ class Summary:
 
     @staticmethod
     def cells(summary: Summary | None) -> tuple[str, str, str, str]:
-        """For a table: p50, p99, maximum, number of samples."""
+        """Return the cells of a table: p50, p99, maximum, number of samples."""
         if summary is None:
             return "-", "-", "-", "0"
         return number(summary.p50), number(summary.p99), number(summary.max), str(summary.samples)
 
 
 def number(value: float) -> str:
-    """Three significant digits, or all digits before the point."""
+    """Format a number with three significant digits, or as an integer from 100 on."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -73,7 +73,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The lines of a table; the first column holds names, the others numbers."""
+    """Return a Markdown table; the first column holds names, the others numbers."""
     marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows))
 
@@ -81,7 +81,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 def write_markdown(
     command: str, *tables: tuple[Sequence[str], Sequence[Sequence[str]]], note: str, folder: Path = RESULTS
 ) -> None:
-    """Write tables, each its columns and its rows, to `<command>.md` in a folder."""
+    """Write tables, each with columns and rows, to `<command>.md` in a folder."""
     paragraphs = [markdown_table(columns, rows) for columns, rows in tables]
     folder.mkdir(exist_ok=True)
     (folder / f"{command}.md").write_text("\n".join([*paragraphs, f"{note}\n"]))
@@ -96,7 +96,7 @@ class Target:
     limit: float
     unit: str
     at_least: bool = False
-    """The limit is the least value that meets the target, not the largest."""
+    """The limit is a minimum, not a maximum."""
 
     @property
     def met(self) -> bool:
@@ -110,7 +110,7 @@ class Target:
 
 
 class Record:
-    """What one command found; becomes its JSON file."""
+    """Settings, results and targets of one command, for its JSON file."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         self.settings = settings
@@ -118,11 +118,11 @@ class Record:
         self.targets: list[Target] = []
 
     def show_target(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> None:
-        """Print whether a target is met, and keep it."""
+        """Record a target, and print if it is met."""
         self.keep_target(name, value, limit, unit, at_least=at_least).show()
 
     def keep_target(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> Target:
-        """Keep a target, to be shown later."""
+        """Record a target, to be shown later."""
         target = Target(name, value, limit, unit, at_least)
         self.targets.append(target)
         return target
@@ -132,7 +132,7 @@ class Record:
 def recording(command: str, settings: Mapping[str, object], *, folder: Path = RESULTS) -> Iterator[Record]:
     """Write `<command>.json` in a folder at the end of the block, unless it raised.
 
-    Also says how many cores other processes took meanwhile: on a busy machine, figures are worth less.
+    It also prints the cores that other processes used meanwhile, because they make the figures less reliable.
     """
     record = Record(settings)
     started, others_before_s = time.perf_counter(), others_s()
@@ -150,11 +150,11 @@ def recording(command: str, settings: Mapping[str, object], *, folder: Path = RE
     folder.mkdir(exist_ok=True)
     path = folder / f"{command}.json"
     path.write_text(json.dumps(document, indent=2, default=asdict) + "\n")
-    console.print(f"other processes took {others_cores:.2f} cores meanwhile; written: {os.path.relpath(path, ROOT)}\n")
+    console.print(f"other processes used {others_cores:.2f} cores meanwhile; written: {os.path.relpath(path, ROOT)}\n")
 
 
 def machine_facts() -> dict[str, object]:
-    """What the figures depend on besides the code."""
+    """Return facts about the machine, the libraries and the commit."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -170,7 +170,7 @@ def machine_facts() -> dict[str, object]:
 
 @contextmanager
 def progress(what: str, steps: int) -> Iterator[Progress]:
-    """A bar of so many steps; call `advance(bar.task_ids[0])` after each. Gone at the end of the block."""
+    """Show a progress bar during the block; call `advance(bar.task_ids[0])` after each step."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
     )  # fmt: skip
@@ -180,7 +180,7 @@ def progress(what: str, steps: int) -> Iterator[Progress]:
 
 
 def _version(package: str) -> str:
-    """Empty: it is not installed, and was not needed."""
+    """Return the version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -200,23 +200,23 @@ def _git(*arguments: str) -> str:
 
 
 def others_s() -> float:
-    """CPU time so far that neither this process nor its children took; only differences mean something."""
+    """Return the CPU time of unrelated processes in seconds; only differences are meaningful."""
     return _busy_s() - own_s()
 
 
 def own_s() -> float:
-    """CPU time of this process and its children so far, ended or not."""
+    """Return the CPU time of this process and its children so far, in seconds."""
     own = psutil.Process()
     times = own.cpu_times()
     total_s = times.user + times.system + times.children_user + times.children_system
     for child in own.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile: its parent has its time
+        with suppress(psutil.NoSuchProcess):  # it has ended, and its time counts for its parent
             times = child.cpu_times()
             total_s += times.user + times.system + times.children_user + times.children_system
     return float(total_s)
 
 
 def _busy_s() -> float:
-    """Time of all cores so far in which they were not idle; `nice` is what threads that stand back have run."""
+    """Return the busy time of all cores so far in seconds; `nice` is that of low-priority threads."""
     times = psutil.cpu_times()
     return float(times.user + getattr(times, "nice", 0.0) + times.system)

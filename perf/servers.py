@@ -1,4 +1,4 @@
-"""Start a server as a process of its own, wait until it is there, and end it again with all that it has started."""
+"""Server processes: start, wait until ready, stop with all child processes."""
 
 from __future__ import annotations
 
@@ -31,26 +31,31 @@ POLL_S: Final = 0.005
 Backend = Literal["asyncio", "trio"]
 
 MAX_CONNECTIONS: Final = 2000
-"""Of a load that does not wait for answers. Where a request takes the device a millisecond or less, those that a
-second's wait has room for are more than the thousand that a server takes by itself."""
+"""Maximum connections of an open loop.
+
+If a forward takes 1 ms or less, a target delay of 1 s allows more requests than the server's default of 1,000
+connections.
+"""
 
 _SPARE_CONNECTIONS: Final = 100
-"""For health checks."""
+"""Connections for health checks."""
 
 PREPARED: Final = (*VARIABLES, "TOKENIZERS_PARALLELISM")
-"""Of the environment: what `prepare_libraries` sets."""
+"""Environment variables that `prepare_libraries` sets."""
 
 
 def prepare_libraries() -> None:
-    """Have the libraries of this process do as `staged-pool serve` has its own: what is compared must not differ in
-    that. Call it before torch is imported."""
+    """Configure the libraries of this process as `staged-pool serve` does, for fair comparisons.
+
+    Call it before torch is imported.
+    """
     spin_briefly()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is measured. The same values go to the server, to the library and to the bare model."""
+    """Options of the server, the library and the bare model, which get the same values."""
 
     model: str | None = None
     device: str = "auto"
@@ -62,11 +67,11 @@ class Options:
         return EngineConfig(model=self.model, device=self.device, dtype=self.dtype, torch_threads=self.torch_threads)
 
     def serve_command(self, *, coalesce: bool = False) -> list[str]:
-        """`staged-pool serve`, with all other settings at their defaults; the port is not in it.
+        """Return the command `staged-pool serve` without the port; other settings have their defaults.
 
         Args:
-            coalesce: As is the default of a server. Without it every input goes through the device: those who send the
-                same ones again and again, several at once, measure that, and not how many of them were alike.
+            coalesce: Coalesce equal inputs, the default of a server. False: loads that repeat the same inputs still
+                measure forwards.
         """
         command = [str(Path(sys.executable).parent / "staged-pool"), "serve"]
         if not coalesce:
@@ -79,7 +84,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What `/ready` says about the model that is served; the fields that a comparison depends on."""
+    """Description of the served model in `/ready`: the fields that a comparison depends on."""
 
     name: str
     dtype: str
@@ -93,8 +98,7 @@ class _Ready:
 
 
 def overload_flags(target_delay_s: float) -> tuple[str, ...]:
-    """What `staged-pool serve` is started with for more than it can do: it refuses what would wait for longer, and no
-    connection."""
+    """Return the flags of `staged-pool serve` for overload: a target delay, and enough connections."""
     connections = MAX_CONNECTIONS + _SPARE_CONNECTIONS
     return "--target-delay", f"{target_delay_s:g}", "--max-connections", str(connections)
 
@@ -104,7 +108,7 @@ class ServerFailed(RuntimeError):
 
 
 class Server:
-    """One server process. Made by `serving`."""
+    """One server process, made by `serving`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], port: int, log: Path, started: float, start_timeout_s: float
@@ -116,7 +120,7 @@ class Server:
         self._start_timeout_s = start_timeout_s
 
     def age_s(self) -> float:
-        """Seconds since just before the process was made."""
+        """Return the seconds since just before the start of the process."""
         return time.perf_counter() - self._started
 
     def wait_listening(self) -> None:
@@ -127,7 +131,7 @@ class Server:
                 return
 
     def wait_ok(self, path: str) -> Reply:
-        """Wait until a GET of `path` is answered 200, and return that answer."""
+        """Wait until a GET of `path` has an answer with 200; return it."""
         self.wait_listening()
         connection = Connection(self.port, timeout_s=START_TIMEOUT_S)
         try:
@@ -140,10 +144,10 @@ class Server:
         raise AssertionError("polls end only by raising")
 
     def wait_answer(self, request: bytes) -> Reply:
-        """Send a request until it is answered 200, and return that answer; a server may hang up meanwhile.
+        """Repeat a request until its answer is 200; return that answer. The server may close connections meanwhile.
 
         Raises:
-            ServerFailed: It will not be answered: the server says that the request is wrong.
+            ServerFailed: The server rejects the request as invalid.
         """
         for _ in self._polls():
             with suppress(OSError):
@@ -156,26 +160,26 @@ class Server:
                     return reply
                 if reply.status in {400, 422}:
                     words = reply.body[:300].decode(errors="replace")
-                    raise ServerFailed(f"the server refuses the request with {reply.status}: {words}")
+                    raise ServerFailed(f"the server rejects the request with {reply.status}: {words}")
         raise AssertionError("polls end only by raising")
 
     def card(self) -> Card:
-        """What the model is that is served; waits until it is ready."""
+        """Return the description of the served model, once it is ready."""
         return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).models[0]
 
     def gauges(self, *names: str) -> dict[str, float]:
-        """Values of `/metrics` of the served model; one that the server does not have is left out."""
+        """Return values of `/metrics`, without those that the server does not have."""
         lines = (line.split() for line in self.wait_ok("/metrics").body.decode().splitlines())
         values = {line[0].partition("{")[0]: float(line[-1]) for line in lines if not line[0].startswith("#")}
         return {name: values[name] for name in names if name in values}
 
     def total(self, name: str) -> float:
-        """A counter of `/metrics`, whatever its labels are; 0: the server does not have it."""
+        """Return the sum of a counter of `/metrics` over its labels; 0 if the server does not have it."""
         lines = (line.split() for line in self.wait_ok("/metrics").body.decode().splitlines())
         return sum(float(line[-1]) for line in lines if line[0].partition("{")[0] == name)
 
     def _polls(self) -> Iterator[None]:
-        """Until the loop is left, one more attempt every few milliseconds.
+        """Yield for an attempt every `POLL_S`, until the loop is left.
 
         Raises:
             ServerFailed: The process has ended, or takes too long.
@@ -185,7 +189,7 @@ class Server:
             if self.process.poll() is not None:
                 raise ServerFailed(f"the server ended with code {self.process.returncode}:\n{self._last_words()}")
             if self.age_s() > self._start_timeout_s:
-                raise ServerFailed(f"the server is not there after {self._start_timeout_s:g} s:\n{self._last_words()}")
+                raise ServerFailed(f"the server is not up after {self._start_timeout_s:g} s:\n{self._last_words()}")
             time.sleep(POLL_S)
 
     def _last_words(self) -> str:
@@ -201,14 +205,14 @@ def serving(
     without: Collection[str] = (),
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
-    """Start a server on a free port of 127.0.0.1; at the end of the block it is told to stop, then made to.
+    """Start a server on a free port of 127.0.0.1; at the end of the block it is terminated, then killed.
 
     Args:
-        command: Takes `--port` at its end. What it says goes to a file.
-        folder: Where it runs.
-        variables: Of its environment, beside those of this process.
-        without: Of those of this process, which it is not to have.
-        start_timeout_s: How long it is waited for.
+        command: Command, to which `--port` is appended. Its output goes to a file.
+        folder: Working directory.
+        variables: Additional environment variables.
+        without: Environment variables of this process that it does not get.
+        start_timeout_s: Limit for its start, in seconds.
     """
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="perf-") as scratch:
@@ -222,7 +226,7 @@ def serving(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we end the server by its id
+                start_new_session=True,  # so that Ctrl-C reaches this process only, which stops the server
             )
         try:
             yield Server(process, port, log, started, start_timeout_s)
@@ -231,7 +235,7 @@ def serving(
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started, as far as they still run."""
+    """Return a process and all its descendants that still run."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -240,7 +244,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    descendants = family(process.pid)[1:]  # before it ends: afterwards nobody knows whose they were
+    descendants = family(process.pid)[1:]  # before it ends, because orphans have another parent
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -155,7 +155,7 @@ def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Input
 
 def test_a_server_that_calls_the_request_wrong_is_not_waited_for(tmp_path: Path) -> None:
     with serving([sys.executable, "-c", REFUSING], folder=tmp_path) as server:
-        with pytest.raises(ServerFailed, match="refuses the request with 422: what is this"):
+        with pytest.raises(ServerFailed, match="rejects the request with 422: what is this"):
             server.wait_answer(get("/"))
 
 
