@@ -1,4 +1,4 @@
-"""Whether anything grows or sticks over minutes of steady load, while some clients misbehave in every way."""
+"""Growth of memory, threads and descriptors over minutes of steady load with misbehaving clients."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from perf.texts import SHAPES, Shape, TextSource
 from perf.workers import worker
 
 LOAD_SHARE: Final = 0.6
-"""Of the capacity, as measured first."""
+"""Offered load as a share of the measured capacity."""
 CAPACITY_CLIENTS: Final = 16
 CAPACITY_S: Final = 5.0
 SAMPLE_S: Final = 2.0
 CLOSING_S: Final = 0.1
-"""What the server gets to close the connections that a sample was asked over: they are not to be counted."""
+"""Time for the server to close the connections of a sample, so that they do not count."""
 SETTLE_S: Final = 120.0
-"""What is left out of the slopes: caches and pools fill up. At most a fifth of the whole."""
+"""Time left out of the slopes, in which caches and pools fill; at most a fifth of the whole."""
 QUIET_S: Final = 20.0
-"""How long after the load everything may take to be at rest."""
+"""Maximum time after the load until the server must be idle."""
 TIMEOUT_S: Final = 10.0
 MAX_CONNECTIONS: Final = 400
 SEED: Final = 2
 
 GROWTH_MB: Final = 5.0
 WANDER: Final = 1.0
-"""Of threads and file descriptors per 10 minutes: connections come and go, and a trend is more than one."""
+"""Maximum slope of threads and file descriptors per 10 minutes; connections come and go."""
 
 HTTP_GAUGES: Final = ("staged_pool_connections", "staged_pool_http_requests_running")
 
@@ -73,10 +73,10 @@ class _Stages:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at one moment."""
+    """State of the server at one moment."""
 
     at_s: float
-    """Since the load began."""
+    """Seconds since the start of the load."""
     rss_mb: float
     threads: int
     fds: int
@@ -105,15 +105,14 @@ class Sample:
         return cls(at_s, rss_mb, threads, fds, connections, gauges | http)
 
     def in_use(self) -> dict[str, float]:
-        """The gauges of the engine that are not zero."""
+        """Return the gauges of the engine that are not zero."""
         return {name: value for name, value in self.gauges.items() if value and name not in HTTP_GAUGES}
 
 
 def run(options: Options, *, shape: Shape, minutes: float, share: float) -> None:
     """Measure, print and record.
 
-    The load comes at 60 % of what the server can do, and does not wait for answers; of each kind of misuse there is
-    one for every so many requests.
+    The load is an open loop at `LOAD_SHARE` of the capacity. Each kind of misuse is `share` of the requests.
     """
     workload = TextSource(options.model).workload(shape)
     seconds = minutes * 60
@@ -155,7 +154,7 @@ def _watch(server: Server, seconds: float, progress: Callable[[float], None]) ->
 
 
 def _quiet(server: Server) -> Sample:
-    """The server at rest: nothing inside, and no connection but ours for asking. After a while, as it is then."""
+    """Wait until the server is idle, without other connections than ours; return the state after `QUIET_S` at most."""
     started = time.perf_counter()
     while True:
         sample = Sample.of(server, time.perf_counter() - started)
@@ -226,5 +225,5 @@ def _settled(samples: list[Sample]) -> list[Sample]:
 
 
 def _slope(samples: list[Sample], value: Callable[[Sample], float]) -> float:
-    """Per 10 minutes, by least squares."""
+    """Return the slope of a value per 10 minutes, by least squares."""
     return 600.0 * float(np.polyfit([s.at_s for s in samples], [value(s) for s in samples], 1)[0])

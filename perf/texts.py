@@ -1,8 +1,7 @@
-"""Deterministic texts of known token counts, and the requests that are made of them.
+"""Deterministic texts of known token counts, and requests with them.
 
-The words come from the standard library's own documentation; only words that the model's tokenizer keeps whole are
-used, so a text of n words has n tokens and the special ones. The words are in random order: an encoder does the same
-work for them as for prose.
+The words come from Python's own documentation. Only words that are one token are used, so that a text of n words has n
+tokens and the special ones. They are in random order: an encoder does the same work for them as for prose.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SHAPES: Final[dict[Shape, str]] = {
     "x64": "64 texts of 8 to 256 tokens",
     "day": "1 text, 9 of 10 with 8 to 24 tokens, the others with 64 to 256",
 }
-"""The shapes of requests, by name."""
+"""Shapes of requests by name."""
 
 _SEED: Final = 20_240_229
 _WORDS: Final = 2000
@@ -36,14 +35,14 @@ _LONGEST: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests of one shape, to be sent again and again in this order."""
+    """Requests of one shape, which are sent repeatedly in this order."""
 
     shape: Shape
     requests: tuple[bytes, ...]
-    """Each complete, with its HTTP head."""
+    """Complete requests with their HTTP heads."""
     texts_per_request: int
     mean_tokens: float
-    """Of one text, special tokens included."""
+    """Mean tokens of a text, special tokens included."""
 
 
 class TextSource:
@@ -100,12 +99,12 @@ class TextSource:
 
 
 def embeddings_body(texts: Iterable[str]) -> bytes:
-    """The body of a request. base64, as OpenAI's own clients ask for: the client has little to read then."""
+    """Return the body of a request; base64 is OpenAI's default, and cheap for the client to decode."""
     return json.dumps({"input": list(texts), "encoding_format": "base64"}).encode()
 
 
 def _lengths(shape: Shape, rng: random.Random) -> list[list[int]]:
-    """Tokens of each text of each request."""
+    """Return the tokens of each text of each request."""
     if shape == "s1":
         return [[12]] * 256
     if shape == "m8":

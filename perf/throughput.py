@@ -1,4 +1,4 @@
-"""How much a server does for more and more clients, each of which waits for its answer before it asks again."""
+"""Throughput of a server in closed loops, by number of clients and kind of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S: Final = 60.0
 def run(options: Options, *, seconds: float) -> None:
     """Measure, print and record.
 
-    A cell lasts until every request is answered that was sent in its `seconds`; all of them count.
+    A cell ends when all requests sent within its `seconds` are answered; all of them count.
     """
     source = TextSource(options.model)
     settings = {"options": options, "seconds": seconds, "clients": CLIENTS, "loads": {s: SHAPES[s] for s in LOADS}}

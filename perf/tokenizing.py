@@ -1,4 +1,4 @@
-"""Texts tokenized by several threads at once, as preprocess does it, without queues, devices and HTTP.
+"""Tokenizing by several threads, as in preprocess, without queues, devices and HTTP.
 
 Each class is made in a process of its own: see `perf.workers`.
 """
@@ -20,30 +20,30 @@ from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 Length = Literal["short", "long"]
 
 WORDS: Final[dict[Length, int]] = {"short": 16, "long": 400}
-"""Of one text, each of them one token. What is longer than the model takes is cut, as a request may ask for."""
+"""Words of one text, one token each; a text over the model's limit is truncated."""
 
 CALLERS: Final = 3
-"""That have long texts tokenized while a short one comes."""
+"""Callers with long texts, beside a short one."""
 
 _LISTS: Final = 8
 _PAUSE_S: Final = 0.01
-"""Between one short text and the next."""
+"""Pause between two short texts, in seconds."""
 
 Tokenize: TypeAlias = Callable[[list[ModelInput]], object]
 
 
 class Texts:
-    """A list of texts a call, as many as travel together at most.
+    """Tokenizing of lists of texts, of the size of a chunk of preprocess.
 
     Args:
-        options: Name the model.
+        options: Options with the model.
     """
 
     def __init__(self, options: Options) -> None:
         self._tokenize, self._lists = _read(options)
 
     def __call__(self, block: Block[Length]) -> float:
-        """Texts a second."""
+        """Return the texts a second."""
         lists = self._lists[block.what]
 
         def call(number: int) -> int:
@@ -55,17 +55,17 @@ class Texts:
 
 
 class AmongLong:
-    """One text at a time, while other callers have lists of long ones tokenized, again and again.
+    """Tokenizing of one text at a time, while other callers repeat lists of long texts.
 
     Args:
-        options: Name the model.
+        options: Options with the model.
     """
 
     def __init__(self, options: Options) -> None:
         self._tokenize, self._lists = _read(options)
 
     def __call__(self, block: Block[Length]) -> list[float]:
-        """The milliseconds that each text of the block takes, which shares the threads with the long ones."""
+        """Return the latency of each text in ms; it shares the threads with the long texts."""
         taken_ms: list[float] = []
         end = time.perf_counter() + block.seconds
         given, long = self._lists[block.what], self._lists["long"]
@@ -87,7 +87,7 @@ class AmongLong:
 
 
 def _read(options: Options) -> tuple[Tokenize, Mapping[Length, list[list[ModelInput]]]]:
-    """The model's preprocess, and lists of texts for it."""
+    """Return the model's preprocess, and lists of texts for it."""
     from staged_pool.runtime.models.load import load_model
 
     config = options.engine_config()

@@ -1,4 +1,4 @@
-"""Processes of our own: one for each part that must not share an interpreter with another part."""
+"""Worker processes, for parts that must not share an interpreter."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ R = TypeVar("R")
 
 
 class Worker(Generic[A, R]):
-    """A process that answers calls, one at a time."""
+    """Process that answers calls, one at a time."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def begin(self, argument: A) -> None:
-        """Start a call; `end` waits for it, so several workers can work at once."""
+        """Start a call; `end` waits for it, so that several workers can run concurrently."""
         self._pipe.send(argument)
 
     def end(self) -> R:
-        """The result of the call that was begun.
+        """Wait for the call that was started, and return its result.
 
         Raises:
             RuntimeError: The call raised, or the process died.
@@ -35,7 +35,7 @@ class Worker(Generic[A, R]):
         try:
             failure, result = self._pipe.recv()
         except EOFError:
-            raise RuntimeError("a worker process died; its last words are above") from None
+            raise RuntimeError("a worker process died; its output is above") from None
         if failure is not None:
             raise RuntimeError(f"a worker process failed: {failure}")
         value: R = result
@@ -48,13 +48,13 @@ class Worker(Generic[A, R]):
 
 @contextmanager
 def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
-    """Start a process, and end it at the end of the block, whatever it is doing then.
+    """Start a process; it is terminated at the end of the block.
 
     Args:
         make: Called in the new process; returns the function that answers the calls. Pickled, as are all arguments
             and results.
     """
-    context = multiprocessing.get_context("spawn")  # not fork: nothing of ours may live on in there
+    context = multiprocessing.get_context("spawn")  # not fork: the process must not inherit our state
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, make), daemon=True)
     process.start()
@@ -68,15 +68,14 @@ def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
 
 
 def pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
-    """In a process for a client: keep it to one core, so that what it takes of the machine is the same for every
-    server."""
+    """Pin the process of a client to one core, so that its share of the machine is always the same."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return make()
 
 
 def _serve(pipe: Connection, make: Callable[[], Callable[[A], R]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends this process
-    keep_freed_memory()  # as the server does: what is compared with it has the same allocator
+    keep_freed_memory()  # as the server does, for a fair comparison
     answer = make()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Which servers there are, what each runs in, and how each is started at its best."""
+"""Catalogue of the servers, with their environments and their best settings."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SERVICES: Final = ROOT / "perf" / "peers" / "services"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a server is started with."""
+    """Parameters of the start of a server."""
 
     python: Path
-    """Of the environment that it runs in."""
+    """Interpreter of its environment."""
     folder: Path
-    """Of the model."""
+    """Folder of the model."""
     dtype: DType
     torch_threads: int
     max_tokens: int
     scratch: Path
-    """A folder for what is made of the model, kept from run to run."""
+    """Folder for files made of the model, kept between runs."""
 
     def script(self, name: str) -> list[str]:
-        """A program that the environment's packages have installed, whatever it is called to run."""
+        """Return the command of a program that a package of the environment has installed."""
         return [str(self.python), str(self.python.parent / name)]
 
     def service(self, name: str) -> list[str]:
-        """One of the programs of `services/`."""
+        """Return the command of a program of `services/`."""
         return [str(self.python), str(SERVICES / f"{name}.py")]
 
     def variables(self) -> dict[str, str]:
-        """What the programs of `services/` read."""
+        """Return the environment variables that the programs of `services/` read."""
         return {
             "PEER_MODEL": str(self.folder),
             "PEER_DTYPE": self.dtype,
@@ -52,29 +52,29 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peer:
-    """One server that is compared."""
+    """One server of the comparison."""
 
     name: str
     environment: str | None
-    """The name of that which it runs in; see `environments.build`. None: it is that of this command."""
+    """Name of its environment, see `environments.build`. None: that of this command."""
     package: str
-    """The one whose version is shown."""
+    """Package whose version is shown."""
     command: Callable[[Launch], list[str]]
-    """Takes `--port` at its end."""
+    """Returns its command, to which `--port` is appended."""
     dialect: Dialect
     health: str = "/health"
-    """Where it says that it is alive."""
+    """Path of its health check."""
     dtypes: tuple[DType, ...] = ("bfloat16", "float32")
-    """Those that it can compute with here; the best it can do is the first of them that the machine is good at."""
+    """Data types that it can compute with, the preferred one first."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment: what cannot be said on its command line."""
+    """Environment variables for settings without a flag."""
     under_overload: tuple[str, ...] = ()
-    """Added to its command line for the open loops, if its documentation says so of more than it can do."""
+    """Flags for the open loops, if its documentation names some for overload."""
     settings: str
-    """What its documentation says about doing well, and what of that is done."""
+    """Settings that its documentation recommends, as far as they are used."""
 
     def dtype(self, wanted: DType) -> DType:
-        """The dtype that it takes where another is wanted."""
+        """Return the wanted data type if it has it, otherwise its preferred one."""
         return wanted if wanted in self.dtypes else self.dtypes[0]
 
 
@@ -117,8 +117,8 @@ PEERS: Final = (
         command=_ours,
         dialect=dialects.OURS,
         under_overload=overload_flags(1.0),
-        settings="its defaults, with the dtype and the threads of all; what is inside twice is computed twice "
-        "(--no-coalesce); in the open loops it refuses what would wait for more than a second",
+        settings="its defaults, with the dtype and the threads of all; equal inputs are not coalesced "
+        "(--no-coalesce); in the open loops it rejects requests that would wait for more than a second",
     ),
     Peer(
         name="infinity",
@@ -203,7 +203,7 @@ PEERS: Final = (
         settings="FastAPI, `encode` in its threadpool",
     ),
 )
-"""All of them, ours first: the others are compared with it."""
+"""All servers; the first one is ours, with which the others are compared."""
 
 
 def _no_server(launch: Launch) -> list[str]:
@@ -219,14 +219,14 @@ BARE: Final = Peer(
     settings="no server: the model, tokenizer and decoder of staged-pool in a plain loop, at least 64 texts or 8 "
     "images a forward; one thread with all cores, or one on each core, whichever does more",
 )
-"""What the machine can do. Not one of the peers: nobody can ask it anything."""
+"""Reference without a server, which is not one of the peers."""
 
 
 def chosen(only: str | None) -> tuple[Peer, ...]:
-    """Those whose names are in a list with commas between them, and ours; all if there is no list.
+    """Return the servers of a comma-separated list, and ours; None: all.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: A name is unknown.
     """
     if only is None:
         return PEERS
@@ -239,7 +239,7 @@ def chosen(only: str | None) -> tuple[Peer, ...]:
 
 
 def python_of(peer: Peer, environments: Path) -> Path:
-    """The interpreter of a peer's environment, whether it is built or not."""
+    """Return the path of the interpreter of a peer's environment; it may not exist yet."""
     if peer.environment is None:
         return Path(sys.executable)
     return environments / peer.environment / "bin" / "python"

@@ -1,4 +1,4 @@
-"""What several visits come to: medians of the rounds, and ratios to ours of the same round, each with its spread."""
+"""Results over several rounds: medians, and ratios to ours of the same round, with their spreads."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ WEIGHT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server with weights of one dtype, and what was seen of it, round by round."""
+    """Server with weights of one data type, and its visits round by round."""
 
     peer: Peer
     dtype: DType
     version: str
     visits: Sequence[Visit | None]
-    """None: it was not measured in that round."""
+    """Visit of each round; None: it was not measured."""
 
     @property
     def name(self) -> str:
         return f"{self.peer.name} ({self.dtype})"
 
     def rates(self, scenario: Scenario, clients: int) -> list[float | None]:
-        """Of each round; None where it was not measured."""
+        """Return the rate of each round; None: it was not measured."""
         cells = [visit.cells.get((scenario, clients)) if visit else None for visit in self.visits]
         return [cell.rate(scenario) if cell else None for cell in cells]
 
     def seen(self) -> list[Visit]:
-        """The rounds in which it was measured."""
+        """Return the visits of the rounds in which it was measured."""
         return [visit for visit in self.visits if visit is not None]
 
     def result(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the figures for the JSON file."""
         return {
             "server": self.peer.name,
             "version": self.version,
@@ -64,7 +64,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the rounds."""
+    """Median and range of one figure over the rounds."""
 
     median: float
     least: float
@@ -72,13 +72,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread | None:
-        """None: there is no value."""
+        """Return the spread of values; None if there is no value."""
         known = [value for value in values if value is not None]
         return cls(statistics.median(known), min(known), max(known)) if known else None
 
     @staticmethod
     def cell(spread: Spread | None) -> str:
-        """For a table: the median, and in brackets the least and the most, if there is more than one round."""
+        """Return the cell of a table: the median, with the minimum and the maximum in brackets if they differ."""
         if spread is None:
             return "-"
         if spread.least == spread.most:
@@ -88,7 +88,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """To be printed, and to be written as Markdown."""
+    """Table to print, and to write as Markdown."""
 
     title: str
     columns: tuple[str, ...]
@@ -104,12 +104,12 @@ class Table:
 
 
 def ratios(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float | None]:
-    """Of each round, so that what the machine did in it falls on both; None where one of them is missing."""
+    """Return the ratio of each round, in which the machine's noise affects both; None: one is missing."""
     return [a / b if a is not None and b else None for a, b in zip(theirs, ours, strict=True)]
 
 
 def tables(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, ...]], title: str) -> Iterator[Table]:
-    """All tables of contenders that are compared with each other; ours is among them."""
+    """Yield all tables of a comparison; ours must be among the contenders."""
     ours = next(contender for contender in contenders if contender.peer.name == OURS)
     for scenario, described in SCENARIOS.items():
         rows = [
@@ -147,7 +147,7 @@ def tables(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int
 
 
 def failures(contender: Contender) -> Iterator[str]:
-    """What came to nothing, and why; each once."""
+    """Yield the failed measurements with their reasons, without duplicates."""
     known: set[str] = set()
     for visit in contender.seen():
         for what, why in visit.failures.items():
@@ -177,7 +177,7 @@ def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clien
 
 
 def _open_row(name: str, levels: Sequence[Level]) -> list[str]:
-    """Of a load in every round."""
+    """Return the row of a load over all rounds."""
     outcomes, probes = [level.outcome for level in levels], [level.health for level in levels]
     accepted = report.Summary.of([ms for outcome in outcomes for ms in outcome.accepted_ms])
     health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])

@@ -1,4 +1,4 @@
-"""How each server is asked for vectors and scores, and how its answers are read."""
+"""Requests for vectors and scores in each server's form, and decoding of its answers."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Requests are complete with their HTTP heads. None: the server cannot do that, or not with this model."""
+    """Functions that make complete requests and decode answers; None: the server cannot do that."""
 
     embed: Callable[[Sequence[str]], bytes]
     vectors: Callable[[bytes], Vectors]
-    """The vectors of an answer, in the order of the texts."""
+    """Returns the vectors of an answer, in the order of the texts."""
     rank: Callable[[str, Sequence[str]], bytes] | None = None
-    """Asks `/rerank`; how its answers look is the same everywhere."""
+    """Makes a request to `/rerank`, whose answers have the same form everywhere."""
     see: Callable[[Sequence[bytes]], bytes] | None = None
-    """Asks for the vectors of images."""
+    """Makes a request for the vectors of images."""
 
 
 def openai_vectors(body: bytes) -> Vectors:
-    """Of an answer in OpenAI's form, as base64 or as numbers."""
+    """Return the vectors of an answer in OpenAI's form, base64 or numbers."""
     data: list[dict[str, Any]] = json.loads(body)["data"]
     return np.stack([_vector(entry["embedding"]) for entry in sorted(data, key=lambda entry: int(entry["index"]))])
 
 
 def listed_vectors(body: bytes) -> Vectors:
-    """Of an answer that is a bare list of them."""
+    """Return the vectors of an answer that is a bare list."""
     return np.stack([_vector(entry) for entry in json.loads(body)])
 
 
 def scores(body: bytes) -> list[float]:
-    """Of an answer of `/rerank`, in the order of the documents."""
+    """Return the scores of an answer of `/rerank`, in the order of the documents."""
     results: list[dict[str, Any]] = json.loads(body)["results"]
     return [float(entry["relevance_score"]) for entry in sorted(results, key=lambda entry: int(entry["index"]))]
 
 
 def least_cosine(ours: Vectors, theirs: Vectors) -> float:
-    """The worst agreement of a vector with its counterpart.
+    """Return the lowest cosine similarity of a vector with its counterpart.
 
     Raises:
-        ValueError: They are not as many, or not as long; or one of them is zero or no number.
+        ValueError: The shapes differ, or a vector is zero or not finite.
     """
     if ours.shape != theirs.shape:
         raise ValueError(f"{theirs.shape[0]} vectors of {theirs.shape[1]} values, expected {ours.shape}")
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     if not np.all(np.isfinite(lengths)) or not np.all(lengths > 0):
-        raise ValueError("a vector is zero or holds what is no number")
+        raise ValueError("a vector is zero or not finite")
     return float(np.min(np.sum(ours * theirs, axis=1) / lengths))
 
 

@@ -1,4 +1,4 @@
-"""Virtual environments for the servers, each built once; a file of `pins/` names every version in it, but for ours."""
+"""Virtual environments of the servers, each built once from the versions in `pins/`, except ours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ ENVIRONMENTS: Final = ROOT / ".peers"
 PINS: Final = Path(__file__).resolve().parent / "pins"
 
 OURS: Final = "staged-pool"
-"""The name of our own server, and of its environment: it runs in one of those who serve with it, and not in that of
-this command, whose libraries for tests are loaded by transformers just because they are there."""
+"""Name of our own server, and of its environment.
+
+It is an environment as for serving, not that of this command: transformers imports its test libraries if it finds them.
+"""
 
 BUILD_TIMEOUT_S: Final = 1800.0
 LAST_LINES: Final = 5
@@ -32,19 +34,19 @@ class BuildFailed(RuntimeError):
 
 
 def build(name: str, *, environments: Path = ENVIRONMENTS, pins: Path = PINS) -> Path:
-    """Its interpreter; the environment is made anew unless it was made of the same pins by the same Python before.
+    """Build an environment, and return its interpreter.
 
-    torch comes first, with the arguments of the variable TORCH_PIP_ARGS as for `make serve`: which build of it is
-    right depends on the machine. The rest is installed exactly as named: what packages ask for besides may be a CUDA
-    build, or a version that does not exist for this Python. Ours is installed as `make serve` does it.
+    An environment of the same pins, Python and arguments is reused. torch is installed first, with the arguments of the
+    variable TORCH_PIP_ARGS, because its build depends on the machine. The rest is installed without dependencies: these
+    may be a CUDA build, or a version that does not exist for this Python. Ours is installed as by `make serve`.
 
     Raises:
-        BuildFailed: pip could not, or took too long; with its last lines.
+        BuildFailed: pip failed or took too long; the message has its last lines.
     """
     stop_at = time.monotonic() + BUILD_TIMEOUT_S
     folder = environments / name
     python, stamp, requirements = folder / "bin" / "python", folder / _STAMP, pins / f"{name}.txt"
-    if name == OURS:  # make knows when
+    if name == OURS:  # make decides if it is up to date
         _run(["make", "-C", str(ROOT), "install", f"VENV={folder}", f"PYTHON={sys.executable}"], stop_at)
         return python
     torch_arguments = os.environ.get("TORCH_PIP_ARGS", "")
@@ -61,7 +63,7 @@ def build(name: str, *, environments: Path = ENVIRONMENTS, pins: Path = PINS) ->
 
 
 def version_of(python: Path, package: str) -> str:
-    """Of a package in the environment of that interpreter."""
+    """Return the version of a package in the environment of an interpreter."""
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     done = subprocess.run([str(python), "-c", ask, package], capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What every server is asked: the same texts and images, each in its own words."""
+"""Inputs of the comparison: the same texts and images for every server, in its own dialect."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ SCENARIOS: Final[dict[Scenario, str]] = {
     "captions": "1 text of 12 tokens, to the model of images",
 }
 UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "photos": 1, "captions": 1}
-"""Texts, documents or images of one request: what rates are counted in."""
+"""Texts, documents or images of one request; rates count these units."""
 
 BARE_TEXTS: Final = 64
 BARE_IMAGES: Final = 8
-"""Of a forward without a server, at least: more are no quicker."""
+"""Minimum batch sizes of a forward without a server; larger ones are not faster."""
 
 TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
-"""The scenarios of the model of texts."""
+"""Scenarios of the text model."""
 
 IMAGES: Final[tuple[Scenario, ...]] = ("images", "photos", "captions")
-"""Those of the model of images."""
+"""Scenarios of the image model."""
 
 AGREED: Final = 0.99
-"""The least cosine of a vector with ours in float32, for a server to be timed; of a score, how far it may be off is
-one minus this."""
+"""Minimum cosine of a vector with ours in float32 for a server to be timed.
+
+A score may differ by one minus this value.
+"""
 
 _SIZES: Final[Mapping[Scenario, Size]] = {"images": "vga", "photos": "1080p"}
 _IMAGES: Final = 16
 _SAMPLE: Final = 32
-"""Texts that are compared, of all lengths."""
+"""Number of texts whose vectors are compared, of all lengths."""
 
 
 class Disagreement(ValueError):
-    """A server's answers are not those of the model."""
+    """The answers of a server are not those of the model."""
 
 
 def some_of(listed: str | None) -> tuple[Scenario, ...]:
-    """Those in a list of names with commas between them; all if there is no list.
+    """Return the scenarios of a comma-separated list; None: all.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: A name is unknown.
     """
     if listed is None:
         return tuple(SCENARIOS)
@@ -69,26 +71,26 @@ def some_of(listed: str | None) -> tuple[Scenario, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one server says to the inputs that are compared."""
+    """Answers of one server for the inputs that are compared."""
 
     vectors: Vectors
     scores: tuple[float, ...] | None
-    """None: it does not rank."""
+    """Scores of the documents. None: it does not rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of one model: its folder, and what is sent to it."""
+    """Folder of one model, and its inputs."""
 
     folder: Path
     lists: Mapping[Scenario, Sequence[Sequence[str]]]
-    """The texts of each request; of a ranking, the query and then the documents."""
+    """Texts of each request; for a ranking, the query and then the documents."""
     encoded_images: Mapping[Scenario, Sequence[bytes]]
-    """Of each request; nothing for a model of texts."""
+    """Image of each request; empty for a text model."""
 
     @classmethod
     def texts(cls, source: TextSource) -> Inputs:
-        """For the model of texts."""
+        """Make the inputs of the text model."""
         rng = random.Random(0)
         rankings = [[source.text(12, rng), *(source.text(64, rng) for _ in range(100))] for _ in range(8)]
         lists: dict[Scenario, list[list[str]]] = {
@@ -98,13 +100,13 @@ class Inputs:
 
     @classmethod
     def images(cls, folder: Path) -> Inputs:
-        """For the model of images."""
+        """Make the inputs of the image model."""
         captions = TextSource(str(folder)).lists("s1")
         images = {scenario: [jpeg(size, seed) for seed in range(_IMAGES)] for scenario, size in _SIZES.items()}
         return cls(folder, {"captions": captions}, images)
 
     def requests(self, dialect: Dialect, scenario: Scenario) -> tuple[bytes, ...]:
-        """Complete with their HTTP heads, to be sent in this order again and again; none: it cannot be asked that."""
+        """Return complete requests, which are sent repeatedly in this order; none if the server has no such task."""
         if scenario in self.encoded_images:
             return tuple(dialect.see([image]) for image in self.encoded_images[scenario]) if dialect.see else ()
         if scenario == "rank":
@@ -114,10 +116,10 @@ class Inputs:
         return tuple(dialect.embed(texts) for texts in self.lists[scenario])
 
     def bare_load(self, scenario: Scenario, seconds: float, at_once: int | None = None) -> BareLoad:
-        """The same without a server.
+        """Return the same work for the loop without a server.
 
         Args:
-            at_once: How many requests share a forward. None: as many as it takes for the best rate.
+            at_once: Number of requests in one forward. None: that of the best rate.
         """
         images = self.encoded_images.get(scenario)
         groups: Groups = [[image] for image in images] if images else self.lists[scenario]
@@ -126,18 +128,18 @@ class Inputs:
         return BareLoad(groups, seconds, min(at_once, len(groups)))
 
     def first(self, dialect: Dialect) -> bytes:
-        """The request whose vectors are compared; a server that answers it is there."""
+        """Return the request whose vectors are compared; it also shows that a server is up."""
         if self.encoded_images:
             if dialect.see is None:
-                raise ValueError("images for a server that takes none")
+                raise ValueError("the server takes no images")
             return dialect.see(self.encoded_images["images"][:4])
         return dialect.embed(list(islice(chain.from_iterable(self.lists["x64"]), _SAMPLE)))
 
     def answers(self, server: Server, dialect: Dialect) -> Answers:
-        """Ask a server for what is compared; waits until it is there.
+        """Get the answers of a server that are compared, once it is up.
 
         Raises:
-            Disagreement: Its answers do not look as they should.
+            Disagreement: Its answers cannot be decoded.
         """
         rankings = () if self.encoded_images else self.requests(dialect, "rank")
         vectors = server.wait_answer(self.first(dialect)).body
@@ -145,14 +147,14 @@ class Inputs:
         try:
             return Answers(dialect.vectors(vectors), None if ranked is None else tuple(scores(ranked)))
         except (KeyError, TypeError, ValueError) as error:
-            raise Disagreement(f"its answers cannot be read: {error!r}") from None
+            raise Disagreement(f"its answers cannot be decoded: {error!r}") from None
 
 
 def agreement(ours: Answers, theirs: Answers) -> float:
-    """The least cosine of their vectors with ours.
+    """Return the lowest cosine of their vectors with ours.
 
     Raises:
-        Disagreement: It is below `AGREED`; or a score is off by more than that allows, or is missing.
+        Disagreement: It is below `AGREED`, or a score is missing or too different.
     """
     try:
         cosine = least_cosine(ours.vectors, theirs.vectors)

@@ -1,4 +1,4 @@
-"""Rounds that were measured before, so that hours of measuring can be several sittings."""
+"""Stored rounds, so that a comparison of hours can be split into several runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ ROUNDS: Final = ENVIRONMENTS / "rounds"
 
 
 class OtherSettings(ValueError):
-    """The rounds that are kept are of another comparison; the message says what differs."""
+    """The stored rounds are of another comparison; the message names the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was seen in one round, and of which version of ours it was."""
+    """Visits of one round, with the commit of our own version."""
 
     settings: Mapping[str, str]
-    """What has to be the same in all rounds of a comparison."""
+    """Settings that are the same in all rounds of a comparison."""
     commit: str
     visits: Sequence[tuple[str, str, Visit | None]]
-    """Each with the name of the server and the dtype of its weights, in the order of the comparison; None: it was not
-    measured."""
+    """Name of the server, data type of its weights, and its visit; None: it was not measured.
+
+    They are in the order of the comparison.
+    """
 
 
 class KeptRounds:
-    """A folder with a file for each round that was measured to its end.
+    """Folder with a file for each completed round.
 
     Args:
-        settings: Of the comparison.
-        folder: Made where it is missing.
+        settings: Settings of the comparison.
+        folder: The folder; it is made if it is missing.
     """
 
     def __init__(self, settings: Mapping[str, str], *, folder: Path = ROUNDS) -> None:
@@ -44,10 +46,10 @@ class KeptRounds:
         self._folder = folder
 
     def load(self) -> list[Round]:
-        """Those of before, the oldest first.
+        """Return the stored rounds, the oldest first.
 
         Raises:
-            OtherSettings: They, or some of them, cannot be compared with what is to come.
+            OtherSettings: A round has other settings, or cannot be decoded.
         """
         rounds = []
         for path in self._files():
@@ -64,14 +66,14 @@ class KeptRounds:
         return rounds
 
     def add(self, commit: str, visits: Sequence[tuple[str, str, Visit | None]]) -> None:
-        """Keep one more."""
+        """Store one more round."""
         self._folder.mkdir(parents=True, exist_ok=True)
         place = len(self._files())
         kept = Round(self._settings, commit, visits)
         (self._folder / f"{place:03}.msgpack").write_bytes(msgspec.msgpack.encode(kept))
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Delete all stored rounds."""
         for path in self._files():
             path.unlink()
 

@@ -1,4 +1,4 @@
-"""A busy neighbour: processes that spin while a server is measured, as on a machine that is not the server's alone."""
+"""Busy neighbours: processes that spin on each core, as on a shared machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-# It says that it runs, and ends by itself where nobody is left to end it.
+# It prints a line once it runs, and exits when its parent has gone.
 _SPIN: Final = """
 import os, sys
 maker, core = int(sys.argv[1]), int(sys.argv[2])
@@ -25,9 +25,9 @@ while os.getppid() == maker:
 
 @contextmanager
 def busy_loops(*, wanted: bool = True) -> Iterator[Sequence[psutil.Process]]:
-    """Keep every core that this process may use busy with one process, at this one's priority, during the block.
+    """Keep each core of this process busy during the block, at the same priority.
 
-    Gives the processes; none if they are not wanted. All spin before the block begins, and have ended behind it.
+    Yields one process a core; none if they are not wanted. All spin before the block begins, and are killed after it.
     """
     with ExitStack() as running:
         cores = sorted(os.sched_getaffinity(0)) if wanted else []
@@ -35,12 +35,12 @@ def busy_loops(*, wanted: bool = True) -> Iterator[Sequence[psutil.Process]]:
         for process in processes:
             assert process.stdout is not None
             if not process.stdout.readline():
-                raise RuntimeError("a busy loop did not begin; its last words are above")
+                raise RuntimeError("a busy loop did not start; its output is above")
         yield [psutil.Process(process.pid) for process in processes]
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU time that processes have had so far, together, in seconds."""
+    """Return the total CPU time of processes so far, in seconds."""
     total_s = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -55,7 +55,7 @@ def _busy_loop(core: int) -> Iterator[subprocess.Popen[bytes]]:
         [sys.executable, "-I", "-S", "-c", _SPIN, str(os.getpid()), str(core)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we end it by its id
+        start_new_session=True,  # so that Ctrl-C reaches this process only, which kills it
     )
     with process:  # closes its pipe, and waits for it
         try:

@@ -1,4 +1,4 @@
-"""Bars of what the servers do, one image for each way of comparing them."""
+"""Bar charts of the servers' rates, one image for each comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perf.report import number
 
 
 def plot(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, ...]], title: str, to: Path) -> None:
-    """Write an SVG: for each scenario, with its most clients, the median rate of each server, and its spread."""
+    """Write an SVG with the median rate and spread of each server, for each scenario with its most clients."""
     import matplotlib as mpl
 
     mpl.use("svg")

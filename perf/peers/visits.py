@@ -1,5 +1,8 @@
-"""One visit to one server: it is started, asked whether it is right, loaded in every way, weighed, and ended; and
-started once more for more than it can do."""
+"""One visit: all measurements of one server in one round.
+
+The server is started, its answers are checked, closed loops are run, and its memory is measured. Then it is started
+again for the open loops.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ from perf.workers import pinned, worker
 START_TIMEOUT_S: Final = 300.0
 PATIENCE_S: Final = 60.0
 WARM_UP_S: Final = 30.0
-"""At most; it is one request of each client."""
+"""Maximum length of the warm-up in seconds; it is one request of each client."""
 
 OPEN_SHAPE: Final[Scenario] = "s1"
 MIX: Final[Mapping[Scenario, float]] = {"captions": 0.4, "images": 0.6}
-"""Of the requests of a mixed load, which is"""
+"""Share of each kind of requests in a mixed load."""
 MIXED_LOAD: Final = 0.8
-"""of what the server can do: of the time that it needs for one of each kind, as the closed loops have shown."""
+"""Offered mixed load as a share of the capacity, by the times of each kind in the closed loops."""
 
 TIMEOUT_S: Final = 10.0
 RECOVERED_MS: Final = 250.0
-"""What counts as quick again after a load, for every server alike."""
+"""Latency that counts as recovered after a load, the same for every server."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -43,20 +46,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is done in one visit."""
+    """Measurements of one visit."""
 
     seconds: float
-    """Of one cell."""
+    """Length of one cell."""
     level_seconds: float
-    """Of one level of the open loop, and of texts and images at once."""
+    """Length of one level of the open loop, and of the mixed load."""
     clients: Mapping[Scenario, tuple[int, ...]]
     levels: tuple[float, ...]
-    """Of the open loop: multiples of the most that the server did in the closed one, in this visit."""
+    """Rates of the open loop, as multiples of the best closed-loop rate of this visit."""
     neighbour: bool = False
     """A busy loop on each core runs during each measurement; see `busy_loops`."""
 
     def steps(self, peer: Peer, scenarios: tuple[Scenario, ...], inputs: Inputs) -> int:
-        """Cells and levels of a visit, for a bar of progress."""
+        """Return the number of cells and levels of a visit, for a progress bar."""
         cells = sum(len(self.clients[scenario]) for scenario in scenarios if inputs.requests(peer.dialect, scenario))
         if OPEN_SHAPE in scenarios:
             return cells + len(self.levels)
@@ -65,30 +68,30 @@ class Plan:
 
 @dataclass(slots=True)
 class CoresUsed:
-    """Cores that processes used during a measurement, in the mean; filled in at its end."""
+    """Mean number of cores used during a measurement; set at its end."""
 
     server: float = 0.0
     loops: float = 0.0
-    """See `busy_loops`; all of them together."""
+    """Cores of all `busy_loops` together."""
     others: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A closed loop of so many clients."""
+    """Closed loop of a number of clients."""
 
     load: LoadOutcome
     health: ProbeOutcome
     cores: CoresUsed
 
     def rate(self, scenario: Scenario) -> float:
-        """Texts, documents or images per second."""
+        """Return the texts, documents or images per second."""
         return len(self.load.latencies_ms) * UNITS[scenario] / self.load.elapsed_s
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """An open loop at one rate."""
+    """Open loop at one rate."""
 
     offered_per_s: float
     capacity_per_s: float
@@ -99,22 +102,22 @@ class Level:
 
 @dataclass(slots=True)
 class Visit:
-    """What was seen of one server in one round."""
+    """Figures of one server in one round."""
 
     start_s: float = 0.0
-    """From the start of its process to its first answer."""
+    """Time from the start of its process to its first answer."""
     least_cosine: float = 0.0
     cells: dict[tuple[Scenario, int], Cell] = field(default_factory=dict)
     levels: dict[float, Level] = field(default_factory=dict)
     mixed: dict[Scenario, Level] = field(default_factory=dict)
-    """Texts and images that came at the same time, each with what became of them."""
+    """Open loops of texts and images at the same time."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Cells and levels that came to nothing, and why."""
+    """Reasons of the cells and levels that failed."""
     processes: int = 0
     rss_mb: float = 0.0
-    """After the closed loops, of all its processes; what they share is counted in each."""
+    """Memory of all its processes after the closed loops; shared pages count in each process."""
     pss_mb: float = 0.0
-    """Likewise, what they share counted once."""
+    """The same, with shared pages counted once."""
 
 
 def visit(
@@ -128,16 +131,21 @@ def visit(
     seed: int,
     done: Callable[[], None],
 ) -> Visit:
-    """Make one.
+    """Run all measurements of one server.
 
     Args:
-        ours: What its answers have to agree with.
-        seed: Of the times of arrivals: the same for every server.
+        peer: The server.
+        launch: Parameters of its start.
+        inputs: Inputs of the model.
+        scenarios: Scenarios of the model.
+        plan: Measurements.
+        ours: Our answers, with which its answers must agree.
+        seed: Seed of the arrival times, the same for every server.
         done: Called after each cell and level.
 
     Raises:
-        ServerFailed: It did not start.
-        Disagreement: It computes something else; nothing was timed.
+        ServerFailed: The server did not start.
+        Disagreement: Its answers are wrong; nothing was timed.
     """
     seen = Visit()
     with started(peer, launch) as server:
@@ -171,7 +179,7 @@ def visit(
 
 
 def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], *, plan: Plan) -> Visit:
-    """What is done without a server: the same for any number of clients."""
+    """Measure the loop without a server, whose rate is the same for any number of clients."""
     options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
     seen = Visit(least_cosine=1.0)
     with worker(partial(BareLoop, options)) as loop:
@@ -185,7 +193,7 @@ def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], 
 
 
 def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Server]:
-    """The server's process, on a free port; it may still be loading. `more` is added to its command line."""
+    """Start the server's process on a free port; it may still be loading. `more` is added to its command."""
     variables = {
         "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", **launch.variables(), **peer.variables,
     }  # fmt: skip
@@ -194,7 +202,7 @@ def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Se
         [*peer.command(launch), *more],
         folder=launch.scratch,
         variables=variables,
-        without=PREPARED,  # each as it starts for its users: it sets this itself, or leaves it to its libraries
+        without=PREPARED,  # each server as it starts for its users
         start_timeout_s=START_TIMEOUT_S,
     )
 
@@ -231,7 +239,7 @@ def _levels(
     seed: int,
     seen: Visit,
 ) -> dict[Scenario, Level]:
-    """An open loop of one kind of requests, or of several at once; `rates` has how many of each come in a second."""
+    """Run open loops of one or several kinds of requests at the same time; `rates` are requests a second."""
     with ExitStack() as running:
         offers = {
             kind: running.enter_context(
@@ -260,7 +268,7 @@ def _levels(
 
 
 def _most(seen: Visit, scenario: Scenario) -> float:
-    """Texts or images per second, of whatever number of clients gets most done."""
+    """Return the best rate of a scenario over the numbers of clients, in texts or images per second."""
     return max((cell.rate(kind) for (kind, _), cell in seen.cells.items() if kind == scenario), default=0.0)
 
 
@@ -274,10 +282,10 @@ def _noting(seen: Visit, what: str) -> Iterator[None]:
 
 @contextmanager
 def _counting(server: Server | None, *, neighbour: bool) -> Iterator[CoresUsed]:
-    """Count the cores of all who run during the block.
+    """Measure the cores used during the block.
 
     Args:
-        server: The one that is measured, with its child processes.
+        server: The server, counted with its child processes.
         neighbour: Run busy loops during the block.
     """
     found = CoresUsed()

@@ -1,6 +1,6 @@
-"""One program for each framework that serves what one writes for it.
+"""Programs for the servers that are frameworks, one each.
 
-Each is run as a script by the Python of its framework's own environment, and imports nothing of ours. They all read
-the same three variables of the environment (PEER_MODEL, a folder; PEER_DTYPE, of the weights; PEER_THREADS, of one
-forward) and `--port`, and encode with sentence-transformers, which sorts texts by length and pads them 32 at a time.
+Each is a script for the Python of its framework's environment, and imports nothing of ours. All read `--port` and
+three environment variables: PEER_MODEL (folder), PEER_DTYPE (of the weights) and PEER_THREADS (of one forward). They
+encode with sentence-transformers, which sorts texts by length and pads them 32 at a time.
 """
