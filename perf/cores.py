@@ -59,7 +59,7 @@ class Cell:
     health: ProbeOutcome = field(default_factory=ProbeOutcome)
     bare_per_s: float = 0.0
     such_batches_per_s: float = 0.0
-    """Rate of the plain loop, with as many requests in a forward as in the server's batches."""
+    """Rate of the plain loop, with forwards of the size of the server's batches."""
 
     @property
     def batch_units(self) -> float:
@@ -158,7 +158,7 @@ def _taken(server: Server) -> Mapping[str, float]:
 
 
 def threads_of(pid: int) -> tuple[dict[str, float], float]:
-    """Return CPU time of a server's threads by consumer, and the event loop's wait for a core.
+    """Return a server's CPU time by consumer, and its event loop's wait for a core.
 
     Both are in seconds since the start of the process.
 

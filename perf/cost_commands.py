@@ -43,7 +43,7 @@ def preprocess_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each has everything once.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of one block; there are 60 of them in a round.")] = 0.5,
 ) -> None:
-    """Throughput of preprocess by number of threads, and the cost of an image on either path."""
+    """Throughput of preprocess by number of threads, and the cost of an image."""
     preprocess.run(Options(model=model), rounds=rounds, seconds=seconds)
 
 
@@ -54,7 +54,7 @@ def parsing_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each has every size of bodies at every server.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one block.")] = 4.0,
 ) -> None:
-    """Latency of /health by the size up to which JSON is decoded on the event loop."""
+    """Latency of /health by the size limit of JSON decoded on the event loop."""
     parsing.run(Options(backend=backend), rounds=rounds, seconds=seconds)
 
 

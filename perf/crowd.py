@@ -1,4 +1,4 @@
-"""Latency of one short text beside few and beside many large requests, by the queue's length."""
+"""Latency of one short text beside few and beside many large requests."""
 
 from __future__ import annotations
 

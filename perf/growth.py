@@ -1,4 +1,4 @@
-"""Time and memory of a text, by the number of texts in a request and of clients."""
+"""Time and memory of a text, by texts in a request and by clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS: Final = 64
 SIZES: Final = (1, 8, 64, 512, 2048)
 """Texts of a request."""
 OUTSTANDING: Final = 64
-"""Minimum texts in flight, in at least two requests, so that the device is never idle."""
+"""Minimum texts in flight, in two requests or more, to keep the device busy."""
 CLIENTS: Final = (1, 4, 16, 64, 256, 512)
 TEXTS: Final = 4
 """Texts of a request in the series by clients."""

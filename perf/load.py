@@ -19,7 +19,7 @@ PROBE_TIMEOUT_S: Final = 10.0
 PROBE_EVERY_S: Final = 0.02
 
 FAILED_PAUSE_S: Final = 1.0
-"""Pause after an answer that is neither 200 nor 429, the same as after a 429 without `Retry-After`."""
+"""Pause after another answer than 200 and 429, as after a 429 without `Retry-After`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,10 @@ class LoadOutcome:
     unanswered: int = 0
     """Requests without an answer at the end; their connections were closed."""
     elapsed_s: float = 0.0
-    """Time from the first request to the last answer, or to the end of `patience_s` if answers are missing."""
+    """Time from the first request to the last answer.
+
+    If answers are missing, it ends with `patience_s`.
+    """
     client_cpu_s: float = 0.0
 
 

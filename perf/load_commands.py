@@ -58,7 +58,7 @@ def uploads_command(
     backend: BackendOption = "asyncio",
     calls: Annotated[int, typer.Option(min=2, help="Bodies of 1 MB, one after the other.")] = 30,
 ) -> None:
-    """Latency of a body of 1 MB beside 200 clients that announce a body and do not send it."""
+    """Latency of a body of 1 MB beside 200 clients that stall in their bodies."""
     flood.silent_uploads(Options(model=model, dtype=dtype, backend=backend), calls=calls)
 
 
@@ -102,7 +102,7 @@ def growth_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each has every size and every number of clients.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 6.0,
 ) -> None:
-    """Time and memory of a text, by texts in a request (1 to 2,048) and by clients (1 to 512)."""
+    """Time and memory of a text, by texts in a request and by clients."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     growth.run(options, rounds=rounds, seconds=seconds)
 
@@ -133,7 +133,7 @@ def crowd_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each has few and many large requests, of each tenant.")] = 3,
     calls: Annotated[int, typer.Option(min=1, help="Short texts of one block.")] = 12,
 ) -> None:
-    """One short text beside 8 and beside 100 requests of 250 texts, on one engine in process."""
+    """Latency of one short text beside 8 and beside 100 large requests, in process."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     crowd.run(options, rounds=rounds, calls=calls)
 

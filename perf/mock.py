@@ -1,4 +1,4 @@
-"""A server with a mock model, on one core, to measure HTTP, stages and threads alone.
+"""A server with a mock model on one core, to measure HTTP and stages alone.
 
 Run by the `front` command.
 """

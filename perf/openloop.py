@@ -61,7 +61,7 @@ class ArrivalsOutcome:
     late_ms: list[float] = field(default_factory=list)
     """Delay of the client: from when a request was due to when it was sent; part of all times above."""
     accepted_s: float = 0.0
-    """Time from the start of the load to its end, or to the last 200 if later."""
+    """Time from the start of the load to its end, or to a later 200."""
     recovered_s: float | None = None
     """Time from the end of the load to the first recovered probe; None if there was none."""
     connections: int = 0

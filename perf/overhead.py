@@ -1,4 +1,4 @@
-"""Latency that the server adds to a bare forward, and CPU time of its event loop.
+"""Latency that the server adds to a bare forward, and its event loop's CPU time.
 
 One client sends one short text at a time; the event loop is also measured with several callers.
 """

@@ -33,7 +33,7 @@ KEPT: Final = 0.95
 REJECT_MS: Final = 20.0
 RECOVERY_S: Final = 1.0
 GROWTH_MB: Final = 10.0
-"""Target for the growth from the end of the first round, in which the allocator's pools fill, to the end."""
+"""Target for the growth after the first round, in which the allocator's pools fill."""
 
 COLUMNS: Final = (
     "load", "offered/s", "goodput/s", "of peak", "200", "429", "time-outs", "other", "200 p50 ms", "p99", "429 p50 ms",
@@ -204,7 +204,7 @@ def _order(factors: Sequence[float], rounds: int) -> list[tuple[int, float]]:
 def _capacity(
     generate: Worker[Load, LoadOutcome], seconds: float, done: Callable[[], None]
 ) -> tuple[float, dict[int, float]]:
-    """Measure the median latency of a single client in ms, and the rate by number of clients.
+    """Measure the median latency of a single client in ms, and rates by clients.
 
     The single client pauses like the probes after a load, because caches are colder after a pause.
     """

@@ -1,4 +1,4 @@
-"""Latency of `/health` by the size up to which JSON is decoded on the event loop."""
+"""Latency of `/health` by the size limit of JSON decoded on the event loop."""
 
 from __future__ import annotations
 

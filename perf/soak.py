@@ -26,7 +26,7 @@ CAPACITY_CLIENTS: Final = 16
 CAPACITY_S: Final = 5.0
 SAMPLE_S: Final = 2.0
 CLOSING_S: Final = 0.1
-"""Time for the server to close the connections of a sample, so that they do not count."""
+"""Time for the server to close the connections of a sample, which must not count."""
 SETTLE_S: Final = 120.0
 """Time left out of the slopes, in which caches and pools fill; at most a fifth of the whole."""
 QUIET_S: Final = 20.0

@@ -12,7 +12,10 @@ from perf.report import number
 
 
 def plot(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, ...]], title: str, to: Path) -> None:
-    """Write an SVG with the median rate and spread of each server, for each scenario with its most clients."""
+    """Write an SVG with the median rate and spread of each server, by scenario.
+
+    Each scenario is shown with its largest number of clients.
+    """
     import matplotlib as mpl
 
     mpl.use("svg")

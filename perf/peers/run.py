@@ -1,4 +1,4 @@
-"""The command: build what is missing, visit everybody in turns, compare."""
+"""The comparison: build missing environments, visit all servers in turn, report."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ NOTE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A model that is served, what is asked of it, and what is right."""
+    """Served model, with its inputs and the right answers."""
 
     inputs: Inputs
     answers: Answers
-    """Of our server in float32."""
+    """Answers of our server in float32."""
     scenarios: tuple[Scenario, ...]
     launch: Callable[[Peer, DType], Launch]
-    """What a server of it is started with."""
+    """Returns the parameters of the start of a server."""
 
 
 Entry = tuple[Peer, DType]
@@ -71,33 +71,27 @@ def run(
 ) -> None:
     """Measure, print and record.
 
-    Rounds alternate in their order. A server that cannot be built, does not start, or computes something else is named
+    The order alternates between rounds. A server that cannot be built, does not start, or gives wrong answers is named
     with the reason, and the others go on.
 
     Args:
-        model: Of texts: its folder. None: MiniLM.
-        peers: Ours is among them.
-        rounds: To be measured now; may be none, if there are some of before.
-        seconds: Of one cell.
-        levels: Of the open loop: multiples of what a server did at most.
-        scenarios: What is asked of them.
-        quick: One short round, to see that it works.
-        go_on: Whether rounds that were measured before belong to the comparison.
-        float32: Whether all are compared in float32, too, where something else is their best.
-        neighbour: A busy loop on each core runs during each measurement. Its rounds and results are kept apart.
+        model: Folder of the text model. None: MiniLM.
+        peers: The servers; ours is among them.
+        rounds: Rounds to measure now; 0 is allowed if there are stored ones.
+        seconds: Length of one cell.
+        levels: Rates of the open loop, as multiples of a server's best closed-loop rate.
+        scenarios: Scenarios to measure.
+        quick: Run one short round, as a check.
+        go_on: Include the rounds that were measured before.
+        float32: Compare all in float32, too, if bfloat16 is their best.
+        neighbour: Run a busy loop on each core during each measurement; rounds and results are stored separately.
 
     Raises:
-        OtherSettings: They do not.
+        OtherSettings: Rounds that were measured before have other settings.
     """
     if quick:
-        rounds, seconds = 1, min(seconds, QUICK_SECONDS)
-    plan = Plan(
-        seconds=seconds,
-        level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
-        clients={name: each if name in scenarios else () for name, each in (QUICK if quick else FULL).items()},
-        levels=(2.0,) if quick else tuple(levels),
-        neighbour=neighbour,
-    )
+        rounds = 1
+    plan = _plan(seconds, levels, scenarios, quick=quick, neighbour=neighbour)
     name = "peers-neighbour" if neighbour else "peers"
     settings: dict[str, object] = {
         "model": model, "peers": [peer.name for peer in peers], "rounds": rounds, "quick": quick, "plan": asdict(plan),
@@ -108,11 +102,7 @@ def run(
         built = [peer for peer in (*peers, BARE) if peer.name in versions]
         with serving(Options(model=model).serve_command()) as server:
             card = server.card()
-        models = []
-        if texts := tuple(name for name in TEXTS if name in scenarios):
-            models.append(_model(Inputs.texts(TextSource(model)), texts, card))
-        if images := tuple(name for name in IMAGES if name in scenarios):
-            models.append(_model(Inputs.images(running.enter_context(clip_folder())), images, card))
+        models = _models(model, scenarios, card, running)
         wanted = comparisons(card.dtype, float32=float32)
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
         folder = ROUNDS / (("quick" if quick else "full") + ("-neighbour" if neighbour else ""))
@@ -133,12 +123,35 @@ def run(
         _report(name, compared, plan, missing)
 
 
+def _plan(
+    seconds: float, levels: Sequence[float], scenarios: Collection[Scenario], *, quick: bool, neighbour: bool
+) -> Plan:
+    """Return the measurements of each visit; see `run`."""
+    return Plan(
+        seconds=min(seconds, QUICK_SECONDS) if quick else seconds,
+        level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
+        clients={name: each if name in scenarios else () for name, each in (QUICK if quick else FULL).items()},
+        levels=(2.0,) if quick else tuple(levels),
+        neighbour=neighbour,
+    )
+
+
+def _models(model: str | None, scenarios: Collection[Scenario], card: Card, running: ExitStack) -> list[Model]:
+    """Return the models that the scenarios need; their folders last as long as `running`."""
+    models = []
+    if texts := tuple(name for name in TEXTS if name in scenarios):
+        models.append(_model(Inputs.texts(TextSource(model)), texts, card))
+    if images := tuple(name for name in IMAGES if name in scenarios):
+        models.append(_model(Inputs.images(running.enter_context(clip_folder())), images, card))
+    return models
+
+
 def comparisons(dtype: str, *, float32: bool) -> Mapping[str, DType]:
-    """The dtype of each comparison, by its title.
+    """Return the data type of each comparison, by its title.
 
     Args:
-        dtype: What our own server chooses here, as the best.
-        float32: Whether float32 is compared where it is not that.
+        dtype: Data type that our server selects on this machine.
+        float32: Compare in float32, too, if it is another one.
     """
     all_in_float32: dict[str, DType] = {"All in float32": "float32"}
     if dtype == "float32":
@@ -148,10 +161,11 @@ def comparisons(dtype: str, *, float32: bool) -> Mapping[str, DType]:
 
 
 def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tuple[dict[str, str], dict[str, str]]:
-    """Why some cannot be built, and the versions of the others, by name.
+    """Build the environments; return the reasons of failures, and the versions of the others, by name.
 
     Args:
-        make: Gives the interpreter of an environment, by its name.
+        peers: The servers.
+        make: Returns the interpreter of an environment by its name.
     """
     failed: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -184,7 +198,7 @@ def _model(inputs: Inputs, scenarios: tuple[Scenario, ...], card: Card) -> Model
 
 
 def _settings(settings: Mapping[str, object], versions: Mapping[str, str], card: Card) -> dict[str, str]:
-    """What has to be the same in all rounds. Our own version is told by the commit, which may differ."""
+    """Return the settings that must be the same in all rounds; our own commit may differ."""
     facts = report.machine_facts()
     return {
         **{name: repr(settings[name]) for name in ("model", "plan")},
@@ -204,12 +218,15 @@ def _rounds(
     kept: KeptRounds,
     failed: dict[str, str],
 ) -> dict[Entry, list[Visit | None]]:
-    """Visit everybody in every round; who fails at a model is not visited again with it. Ctrl-C ends it early.
+    """Visit all servers in every round, without those that failed with a model before; Ctrl-C ends it early.
 
     Args:
-        rounds: To be measured now.
-        kept: Has the rounds of before, which come first, and gets those that are measured to their end.
-        failed: Gets the reasons, by server, dtype and scenarios.
+        entries: Servers with the data types of their weights.
+        models: The models.
+        plan: Measurements of a visit.
+        rounds: Rounds to measure now.
+        kept: Stored rounds, which come first; completed rounds are added.
+        failed: Reasons of failures by server, data type and scenarios; it is extended.
     """
     visits: dict[Entry, list[Visit | None]] = {entry: [] for entry in entries}
     for earlier in kept.load():
@@ -259,7 +276,7 @@ def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[],
 
 
 def _joined(parts: Sequence[Visit]) -> Visit | None:
-    """One round of a server: what it did with texts and with images; it was started and weighed with texts."""
+    """Merge the visits of a server with texts and images; start time and memory are those of the first."""
     if not parts:
         return None
     first, *others = parts
@@ -272,12 +289,12 @@ def _joined(parts: Sequence[Visit]) -> Visit | None:
 
 
 def titled(title: str, *, neighbour: bool) -> str:
-    """The title of a comparison, which says what else the machine did."""
+    """Return the title of a comparison, which mentions the busy loops."""
     return f"{title}, with a busy loop on each core" if neighbour else title
 
 
 def _report(name: str, compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Mapping[str, str]) -> None:
-    """Print all tables; write them to `results/<name>.md`, and an image for each way of comparing."""
+    """Print all tables; write them to `results/<name>.md`, and an image for each comparison."""
     parts = [f"# {titled('staged-pool beside other servers', neighbour=plan.neighbour)}\n\n{NOTE}\n"]
     troubles = [f"{name}: {why}" for name, why in failed.items()]
     for comparison_of, contenders in compared.items():

@@ -34,7 +34,7 @@ OPEN_SHAPE: Final[Scenario] = "s1"
 MIX: Final[Mapping[Scenario, float]] = {"captions": 0.4, "images": 0.6}
 """Share of each kind of requests in a mixed load."""
 MIXED_LOAD: Final = 0.8
-"""Offered mixed load as a share of the capacity, by the times of each kind in the closed loops."""
+"""Offered mixed load as a share of the capacity, as the closed loops measured it."""
 
 TIMEOUT_S: Final = 10.0
 RECOVERED_MS: Final = 250.0
@@ -179,7 +179,7 @@ def visit(
 
 
 def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], *, plan: Plan) -> Visit:
-    """Measure the loop without a server, whose rate is the same for any number of clients."""
+    """Measure the loop without a server; its rate counts for all numbers of clients."""
     options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
     seen = Visit(least_cosine=1.0)
     with worker(partial(BareLoop, options)) as loop:
@@ -268,7 +268,7 @@ def _levels(
 
 
 def _most(seen: Visit, scenario: Scenario) -> float:
-    """Return the best rate of a scenario over the numbers of clients, in texts or images per second."""
+    """Return the best rate of a scenario in texts or images per second."""
     return max((cell.rate(kind) for (kind, _), cell in seen.cells.items() if kind == scenario), default=0.0)
 
 
