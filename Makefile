@@ -74,10 +74,11 @@ fuzz: $(DEV) ## send requests made up from /openapi.json to a server with tiny m
 perf: $(DEV) ## run most measurements of perf/README.md, in short
 	$(BIN)/python -m perf all
 
-format: $(DEV) ## let ruff rewrite the files, and write the code map
+format: $(DEV) ## let ruff rewrite the files, and write the generated tables of the documents
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python -m tests.packaging.code_map
+	$(BIN)/python -m staged_pool.api.commands.reference docs/configuration.md
 
 clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

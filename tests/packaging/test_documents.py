@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
@@ -114,6 +115,13 @@ def test_modules_that_are_run_exist(path: Path) -> None:
 
 
 @each_document
+def test_python_names_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for name in re.findall(r"(?<![\w.\"])staged_pool(?:\.[A-Za-z_]\w*)+", span.text):
+            assert pkgutil.resolve_name(name), span
+
+
+@each_document
 def test_commands_exist(path: Path) -> None:
     for span in code(read(path)):
         for after in words_after("staged-pool", span.text):
@@ -136,6 +144,14 @@ def test_variables_exist(path: Path) -> None:
     for span in code(read(path)):
         for name in re.findall(r"STAGED_POOL_[A-Z_]*[A-Z]", span.text):
             assert name in variables(), span
+
+
+@each_document
+def test_metrics_exist(path: Path) -> None:
+    sources = "".join(source.read_text() for source in ROOT.glob("api/app/**/*.py"))
+    for span in code(read(path)):
+        for name in re.findall(r"staged_pool_(\w+?)(?:_total)?(?=\b|\{)", span.text):
+            assert re.search(rf'"(staged_pool_)?{name}"', sources), span
 
 
 def test_the_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""Every module of the stages and of admission has tests of its own, in a file of its name."""
+"""Every module of the stages and of admission has a test file of its name."""
 
 from __future__ import annotations
 
