@@ -25,7 +25,7 @@ from tests.doubles import CARD, LetterModel, until
 
 @dataclass
 class SeeingModel(LetterModel):
-    """FileReads an image as the letters of its bytes. Hooks are told of images as of texts."""
+    """A model that reads an image as the letters of its bytes. Hooks are told of images as of texts."""
 
     card: ModelCard = field(default_factory=lambda: replace(CARD, lanes=("text", "image")))
 

@@ -128,7 +128,7 @@ def test_the_setting_must_be_a_folder(tmp_path: Path) -> None:
 
 
 class Disk:
-    """FileReads what is there; and does not answer about files called `hung`, until the test is over."""
+    """Read what is there. Files called `hung` do not answer until the test is over."""
 
     def __init__(self) -> None:
         self.gate = Gate()
