@@ -405,7 +405,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "CANINE, which reads characters": (
         after(like("bert-mean"), canine),
-        "CanineModel has no vectors of its own for token ids, and is not supported",
+        "CanineModel has no token embedding of its own, and is not supported",
     ),
     "a Dense with a function": (
         after(like("bert-max-dense"), dense_with("torch.nn.functional.relu")),
