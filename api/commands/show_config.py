@@ -99,8 +99,9 @@ config: Final = SettingsCommand(
         *serve_options(),
         click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object, for programs."),
     ],
-    help="""Print the settings that `serve` would have, and the source of each.
+    help="""Print the settings that hold, with their sources.
 
-    Takes the flags of `serve`. The output is a configuration file with the same meaning. API keys are hidden.
+    They are those that `serve` would have; the flags are the same. The output is a configuration file with the same
+    meaning. API keys are hidden.
     """,
 )
