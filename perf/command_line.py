@@ -40,5 +40,5 @@ def factors_of(levels: str) -> list[float]:
     except ValueError:
         factors = []
     if not factors or not all(0 < factor < math.inf for factor in factors):
-        raise typer.BadParameter(f"{levels!r}: expected numbers above 0 with commas between them")
+        raise typer.BadParameter(f"{levels!r}: expected comma-separated numbers above 0")
     return factors

@@ -27,9 +27,9 @@ def overhead_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    rounds: Annotated[int, typer.Option(min=2, help="Each has one block of every contender.")] = 20,
-    calls: Annotated[int, typer.Option(min=1, help="Of one block.")] = 30,
-    embedded: Annotated[bool, typer.Option(help="engine.embed() in processes of its own, too.")] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; each has one block of every contender.")] = 20,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of one block.")] = 30,
+    embedded: Annotated[bool, typer.Option(help="Measure engine.embed() in processes of its own, too.")] = False,
 ) -> None:
     """Latency that the server adds to a bare forward: one client, one short text."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
@@ -40,8 +40,8 @@ def overhead_command(
 def preprocess_command(
     *,
     model: Model = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each has everything once.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of one block; there are 60 of them in a round.")] = 0.5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has everything once.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of one block; a round has 60 blocks.")] = 0.5,
 ) -> None:
     """Throughput of preprocess by number of threads, and the cost of an image."""
     preprocess.run(Options(model=model), rounds=rounds, seconds=seconds)
@@ -51,8 +51,8 @@ def preprocess_command(
 def parsing_command(
     *,
     backend: BackendOption = "asyncio",
-    rounds: Annotated[int, typer.Option(min=1, help="Each has every size of bodies at every server.")] = 5,
-    seconds: Annotated[float, typer.Option(min=1, help="Of one block.")] = 4.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every body size at every server.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Calls of one block.")] = 4.0,
 ) -> None:
     """Latency of /health by the size limit of JSON decoded on the event loop."""
     parsing.run(Options(backend=backend), rounds=rounds, seconds=seconds)
@@ -65,7 +65,7 @@ def memory_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    requests: Annotated[int, typer.Option(min=1000, help="After the first 1,000.")] = 10_000,
+    requests: Annotated[int, typer.Option(min=1000, help="Requests after the first 1,000.")] = 10_000,
 ) -> None:
     """Growth of the server's memory over ten thousand requests."""
     memory.run(Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend), requests=requests)
@@ -78,7 +78,7 @@ def coldstart_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    starts: Annotated[int, typer.Option(min=1, help="One after the other.")] = 5,
+    starts: Annotated[int, typer.Option(min=1, help="Starts, one after the other.")] = 5,
 ) -> None:
     """Time from exec to listening, alive, ready, and the first vector."""
     coldstart.run(Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend), starts=starts)
@@ -91,8 +91,8 @@ def cores_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    rounds: Annotated[int, typer.Option(min=1, help="Each has every load once.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Of one load; answers are then waited for.")] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every load once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one load; then it waits for answers.")] = 5.0,
 ) -> None:
     """CPU time by consumer: event loop, preprocess, device, clients, idle."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
@@ -103,8 +103,8 @@ def cores_command(
 def front_command(
     *,
     backend: BackendOption = "asyncio",
-    rounds: Annotated[int, typer.Option(min=1, help="Each has every load once.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.2, help="Length of one load.")] = 4.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every load once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Seconds of one load.")] = 4.0,
 ) -> None:
     """Requests a second over HTTP/1.1 to a mock model, on one core; rejections; /health."""
     front.run(backend, rounds=rounds, seconds=seconds)
@@ -114,7 +114,7 @@ def front_command(
 def answers_command(
     *,
     backend: BackendOption = "asyncio",
-    rounds: Annotated[int, typer.Option(min=1, help="Each has every encoding, and what they are compared with.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every encoding and both references.")] = 10,
 ) -> None:
     """Lag of the event loop while a thread encodes 2,048 vectors of 1,024 values."""
     answers.run(backend=backend, rounds=rounds)

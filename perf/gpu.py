@@ -65,10 +65,12 @@ main = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @main.command()
 def gpu(
     *,
-    device: Annotated[str, typer.Option(help="As of `staged-pool serve`.")] = "auto",
-    model: Annotated[str | None, typer.Option(help="That is timed. Default: the server's own, if it is here.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A minute's worth, to see whether all of it runs.")] = False,
-    results: Annotated[Path, typer.Option(help="The folder for gpu.json and gpu.md.")] = report.RESULTS,
+    device: Annotated[str, typer.Option(help="Device, as for `staged-pool serve`.")] = "auto",
+    model: Annotated[
+        str | None, typer.Option(help="Model that is timed. Default: the server's default, if it is local.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run for about a minute, as a check.")] = False,
+    results: Annotated[Path, typer.Option(help="Folder for gpu.json and gpu.md.")] = report.RESULTS,
 ) -> None:
     """Check and time one device; the exit code is 1 if a result is wrong."""
     prepare_libraries()

@@ -125,8 +125,10 @@ def main(
     *,
     backend: Annotated[Backend, typer.Option(help="Event loop.")] = "asyncio",
     forward: Annotated[float, typer.Option(min=0, help="Seconds that a forward sleeps.")] = 0.0,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests inside at once.")] = EngineConfig().max_requests,
-    port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Maximum concurrent requests.")
+    ] = EngineConfig().max_requests,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")],
 ) -> None:
     """Serve until a signal, on the first core that this process may use."""
     core = min(os.sched_getaffinity(0))

@@ -64,11 +64,11 @@ def create_app(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = Fa
 
 def main(
     *,
-    folder: Annotated[Path, typer.Option(help="Of the model.")],
-    dtype: Annotated[str, typer.Option(help="Of the weights, as torch calls it.")],
-    torch_threads: Annotated[int, typer.Option(help="Of one forward.")],
-    trust_remote_code: Annotated[bool, typer.Option(help="Run an image processor of the folder's own.")] = False,
-    port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
+    folder: Annotated[Path, typer.Option(help="Folder of the model.")],
+    dtype: Annotated[str, typer.Option(help="Data type of the weights, as a torch name.")],
+    torch_threads: Annotated[int, typer.Option(help="Threads of one forward.")],
+    trust_remote_code: Annotated[bool, typer.Option(help="Run the folder's own image processor.")] = False,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")],
 ) -> None:
     """Serve until a signal."""
     torch.set_num_threads(torch_threads)

@@ -68,7 +68,7 @@ def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
 
 
 def pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
-    """Pin the process of a client to one core, for a constant share of the machine."""
+    """Pin the process of a client to one core, for a constant share of CPU."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return make()
 

@@ -17,26 +17,22 @@ from perf.peers.kept import OtherSettings
 def peers_command(
     *,
     model: Model = None,
-    only: Annotated[
-        str | None, typer.Option(help="Names with commas between them; staged-pool is always among them.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Comma-separated servers; staged-pool is always included.")] = None,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Each starts every server anew, in turns. 0, with --go-on: only the tables.")
+        int, typer.Option(min=0, help="Rounds; each starts every server anew. 0, with --go-on: only the tables.")
     ] = 5,
-    seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one cell; then it waits for answers.")] = 10.0,
     levels: Annotated[
-        str, typer.Option(help="Multiples of the most that a server did, for the open loop, or: none.")
+        str, typer.Option(help="Rates of the open loop as multiples of a server's best rate, or: none.")
     ] = "0.7,2",
     scenarios: Annotated[
-        str | None, typer.Option(help=f"Names with commas between them: {', '.join(SCENARIOS)}. Default: all.")
+        str | None, typer.Option(help=f"Comma-separated scenarios: {', '.join(SCENARIOS)}. Default: all.")
     ] = None,
-    quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
-    go_on: Annotated[bool, typer.Option(help="Have the rounds that were measured before in the tables, too.")] = False,
-    float32: Annotated[
-        bool, typer.Option(help="Compare all in float32 as well, where bfloat16 is what they are best at.")
-    ] = True,
+    quick: Annotated[bool, typer.Option(help="One round with few cells of 2 s, as a check.")] = False,
+    go_on: Annotated[bool, typer.Option(help="Include the rounds that were measured before.")] = False,
+    float32: Annotated[bool, typer.Option(help="Compare all in float32, too, if bfloat16 is their best.")] = True,
     neighbour: Annotated[
-        bool, typer.Option("--neighbour", help="Beside a busy loop on each core. Results: peers-neighbour.*")
+        bool, typer.Option("--neighbour", help="Run a busy loop on each core. Results: peers-neighbour.*")
     ] = False,
 ) -> None:
     """Compare other servers with this one; builds an environment for each in .peers/, takes hours for all."""
@@ -45,7 +41,7 @@ def peers_command(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if not rounds and not go_on:
-        raise typer.BadParameter("--rounds 0 has nothing to show without --go-on")
+        raise typer.BadParameter("--rounds 0 needs --go-on")
     factors = [] if levels == "none" else factors_of(levels)
     try:
         peers.run(
