@@ -15,7 +15,7 @@ from perf.servers import Options, serving
 from perf.workers import Worker
 
 COLUMNS: Final = (
-    "texts/s", "request p50", "p99", "max", "n", "refused", "unanswered", "health p50", "p99", "max", "n", "time-outs",
+    "texts/s", "request p50", "p99", "max", "n", "rejected", "unanswered", "health p50", "p99", "max", "n", "time-outs",
 )  # fmt: skip
 NOTE: Final = "requests and health checks in ms; of fewer than 100 samples, p99 is the largest"
 
@@ -39,7 +39,7 @@ class Flood:
         return {
             "texts_per_s": self._texts_per_s(),
             "request_ms": report.Summary.of(self._latencies_ms()),
-            "refused_requests": self._refused(),
+            "rejected_requests": self._rejected(),
             "unanswered_requests": self._unanswered(),
             "health_ms": report.Summary.of(self.health.latencies_ms),
             "health_timeouts": self.health.timeouts,
@@ -52,7 +52,7 @@ class Flood:
         return [
             report.number(self._texts_per_s()),
             *report.Summary.cells(requests),
-            str(self._refused()),
+            str(self._rejected()),
             str(self._unanswered()),
             *report.Summary.cells(health),
             str(self.health.timeouts),
@@ -61,8 +61,8 @@ class Flood:
     def _latencies_ms(self) -> list[float]:
         return [ms for load in self.loads for ms in load.latencies_ms]
 
-    def _refused(self) -> int:
-        return sum(load.refused for load in self.loads)
+    def _rejected(self) -> int:
+        return sum(load.rejected for load in self.loads)
 
     def _unanswered(self) -> int:
         return sum(load.unanswered + load.failed for load in self.loads)

@@ -61,17 +61,17 @@ class Cell:
     @property
     def answers(self) -> int:
         """Answers of any status."""
-        return sum(len(load.latencies_ms) + load.refused for load in self.loads)
+        return sum(len(load.latencies_ms) + load.rejected for load in self.loads)
 
     @property
     def rejected(self) -> float:
         """The share of answers with 429."""
-        return sum(load.refused for load in self.loads) / max(1, self.answers)
+        return sum(load.rejected for load in self.loads) / max(1, self.answers)
 
     @property
     def rates(self) -> list[float]:
         """Answers a second of each round."""
-        return [(len(load.latencies_ms) + load.refused) / load.elapsed_s for load in self.loads]
+        return [(len(load.latencies_ms) + load.rejected) / load.elapsed_s for load in self.loads]
 
     @property
     def rate(self) -> float:

@@ -101,8 +101,8 @@ def _measure(server: Server, source: TextSource, cell: Cell, seconds: float) -> 
         generate(Load(clients=cell.clients, max_requests=cell.clients))
         with _largest_rss(psutil.Process(server.process.pid)) as sizes_mb:
             outcome = generate(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
-    if outcome.refused or outcome.unanswered:
-        lost = f"{outcome.refused} requests were rejected and {outcome.unanswered} not answered"
+    if outcome.rejected or outcome.unanswered:
+        lost = f"{outcome.rejected} requests were rejected and {outcome.unanswered} not answered"
         raise RuntimeError(f"{cell.clients} clients with {cell.texts} texts each: {lost}")
     cell.texts_per_s.append(len(outcome.latencies_ms) * cell.texts / outcome.elapsed_s)
     cell.rss_mb.append(max(sizes_mb))

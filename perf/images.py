@@ -191,7 +191,7 @@ def _report_throughput(
         )  # fmt: skip
         record.results[f"limit {limit}"] = {
             "images_per_s": rates, "of_bare": ratio, "request_ms": summary, "large_request_s": large_s[limit],
-            "refused": sum(outcome.refused for outcome in outcomes),
+            "rejected": sum(outcome.rejected for outcome in outcomes),
         }  # fmt: skip
     columns = ["image preprocess limit", "images/s", "of bare", "request p50 ms", f"{IMAGES} in one request, s"]
     note = (

@@ -33,7 +33,7 @@ OVER_IDLE_MS: Final = 0.3
 P99_MS: Final = 10.0
 
 COLUMNS: Final = (
-    "load", "images/s", "refused", "unanswered", "idle health p50", "health p50", "p99", "max", "n", "time-outs",
+    "load", "images/s", "rejected", "unanswered", "idle health p50", "health p50", "p99", "max", "n", "time-outs",
 )  # fmt: skip
 NOTE: Final = "ms; of fewer than 100 samples, p99 is the largest"
 
@@ -155,9 +155,9 @@ def _report(
         "idle_health_ms": idle_p50
     }
     for name, flood in floods.items():
-        rate, _, _, _, _, refused, unanswered, *health = flood.row()
+        rate, _, _, _, _, rejected, unanswered, *health = flood.row()
         shown = number(idle_p50.p50) if idle_p50 is not None and flood is staged else "-"
-        yield [f"{name}: {scenario.name}", rate, refused, unanswered, shown, *health]
+        yield [f"{name}: {scenario.name}", rate, rejected, unanswered, shown, *health]
     health_ms = report.Summary.of(staged.health.latencies_ms)
     if health_ms is None or idle_p50 is None:
         raise RuntimeError("no health check was answered")

@@ -51,7 +51,7 @@ class LoadOutcome:
 
     latencies_ms: list[float] = field(default_factory=list)
     """Latencies of the requests answered with 200."""
-    refused: int = 0
+    rejected: int = 0
     """Answers with 429."""
     failed: int = 0
     """Other answers, and connections that the server closed or did not read from; 0 for a strict load."""
@@ -149,7 +149,7 @@ class _ClosedLoop:
                 latency_s = ended - self.sent_at.pop(connection)
                 pause_s = retry_after_s(reply)
                 if pause_s is not None:
-                    outcome.refused += 1
+                    outcome.rejected += 1
                     if not self._heeds_429:
                         pause_s = None
                 elif reply.status == 200 or self._strict:

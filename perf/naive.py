@@ -56,13 +56,13 @@ def create_app(folder: Path, dtype: torch.dtype, max_tokens: int) -> FastAPI:
 
 def main(
     *,
-    folder: Annotated[Path, typer.Option(help="Of the model.")],
-    dtype: Annotated[str, typer.Option(help="Of the weights, as torch calls it.")],
-    torch_threads: Annotated[int, typer.Option(help="Of one forward.")],
-    max_tokens: Annotated[int, typer.Option(help="Longer texts are cut.")],
-    port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
+    folder: Annotated[Path, typer.Option(help="Folder of the model.")],
+    dtype: Annotated[str, typer.Option(help="Data type of the weights, as a torch name.")],
+    torch_threads: Annotated[int, typer.Option(help="Threads of one forward.")],
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens; longer texts are truncated.")],
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")],
 ) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal."""
     torch.set_num_threads(torch_threads)
     app = create_app(folder, getattr(torch, dtype), max_tokens)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

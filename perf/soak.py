@@ -194,7 +194,7 @@ def _report(
     strange = dict(bad.unexpected) | {f"good request: {s}": n for s, n in good.other_statuses.items()}
     record.results |= {
         "samples": samples, "misuse": bad.statuses, "unexpected": strange, "skipped_misuse": bad.skipped,
-        "accepted_ms": latency, "refused": len(good.rejected_ms), "timeouts": good.timeouts,
+        "accepted_ms": latency, "rejected": len(good.rejected_ms), "timeouts": good.timeouts,
         "broken_connections": good.broken, "not_sent": good.not_sent,
     }  # fmt: skip
     cells = report.Summary.cells(latency)

@@ -17,7 +17,7 @@ from staged_pool.runtime.config import DType
 
 CLOSED: Final = (
     "server, clients", "per second", "of ours", "cores", "request p50 ms", "p99",
-    "health p50 ms", "p99", "time-outs", "refused", "failed", "unanswered",
+    "health p50 ms", "p99", "time-outs", "rejected", "failed", "unanswered",
 )  # fmt: skip
 OPEN: Final = (
     "server, load", "offered/s", "200/s", "of capacity", "200 p50 ms", "p99", "429", "time-outs",
@@ -170,7 +170,7 @@ def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clien
         *report.Summary.cells(report.Summary.of([ms for load in loads for ms in load.latencies_ms]))[:2],
         *report.Summary.cells(health)[:2],
         str(sum(probe.timeouts for probe in probes)),
-        str(sum(load.refused for load in loads)),
+        str(sum(load.rejected for load in loads)),
         str(sum(load.failed for load in loads)),
         str(sum(load.unanswered for load in loads)),
     ]
@@ -234,7 +234,7 @@ def _cell_result(cell: Cell, scenario: Scenario) -> dict[str, object]:
     return {
         "per_s": cell.rate(scenario),
         "request_ms": report.Summary.of(load.latencies_ms),
-        "refused": load.refused,
+        "rejected": load.rejected,
         "failed": load.failed,
         "unanswered": load.unanswered,
         "client_cores": load.client_cpu_s / load.elapsed_s,

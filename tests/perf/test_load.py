@@ -78,4 +78,4 @@ def test_a_client_that_does_not_heed_a_429_comes_back_at_once(heeds_429: bool, s
         with closing(LoadGenerator(listener.getsockname()[1], (get("/"),))) as generate:
             outcome = generate(Load(clients=1, max_requests=3, seconds=60, heeds_429=heeds_429))
         server.join()
-    assert outcome.refused == sent
+    assert outcome.rejected == sent

@@ -129,7 +129,7 @@ def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launc
     plan = Plan(seconds=0.2, level_seconds=1.0, clients={**CLIENTS, "s1": (4,)}, levels=(4.0,), neighbour=True)
     seen = visit(full, launch, inputs, ("s1",), plan=plan, ours=ours, seed=0, done=lambda: None)
     assert seen.failures == {}
-    assert seen.cells["s1", 4].load.refused == 0
+    assert seen.cells["s1", 4].load.rejected == 0
     assert seen.levels[4.0].outcome.rejected_ms
     assert min(seen.cells["s1", 4].cores.loops, seen.levels[4.0].cores.loops) > 0, "the neighbour is busy"
 
