@@ -61,6 +61,7 @@ class World:
         self.gate = anyio.Event()
         self.gate.set()
         self._run = forward
+        self._device = anyio.Semaphore(slots)
         former = BatchFormer[Item[str]](max_items=100, max_cost=max_tokens, pads=False, slots=slots)
         self.budget = Budget(max_tokens)
         self.stage = BatchStage[str, str](
@@ -79,8 +80,9 @@ class World:
         )
 
     async def _offload(self, function: Callable[[A], T], argument: A) -> T:
-        await self.gate.wait()
-        return function(argument)
+        async with self._device:  # as on a device, calls that are handed over ahead keep their order
+            await self.gate.wait()
+            return function(argument)
 
     def _forward(self, payloads: Sequence[str], at_once: int) -> Sequence[Outcome]:
         self.batches.append(list(payloads))
