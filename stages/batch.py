@@ -162,13 +162,9 @@ class BatchStage(Stage, Generic[P, R]):
         There is no await between the look at kept rows and the one at rows under way, so no row is computed twice.
         """
         recalled: list[Item[R]] = []
-        if not self.results.keeps_rows:
-            for item in items:
-                self._coalescer.add(item)
-            return recalled
-        now = self._clock()
+        now, keeps_rows = self._clock(), self.results.keeps_rows
         for item in items:
-            if (with_row := self.results.recall(item, now)) is not None:
+            if keeps_rows and (with_row := self.results.recall(item, now)) is not None:
                 recalled.append(with_row)
             else:
                 self._coalescer.add(item)
