@@ -81,7 +81,7 @@ def started(running: ExitStack, options: Options, inline_bytes: int) -> Server:
 
 
 def requests(body_bytes: int) -> tuple[bytes, ...]:
-    """Bodies of about so many bytes. They are token ids: of all JSON what takes longest to read, for its bytes."""
+    """Return requests with bodies of about this size; token ids are the slowest JSON for its size."""
     rng = random.Random(0)
     return tuple(
         post(

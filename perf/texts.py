@@ -67,7 +67,7 @@ class TextSource:
         return len(self._tokenizer.encode(text).ids)
 
     def text(self, tokens: int, rng: random.Random) -> str:
-        """A text of so many tokens, special tokens included."""
+        """Return a text of this number of tokens, special tokens included."""
         return " ".join(rng.choices(self._words, k=tokens - self._special_tokens))
 
     def lists(self, shape: Shape) -> list[list[str]]:
@@ -76,7 +76,7 @@ class TextSource:
         return [[self.text(tokens, rng) for tokens in lengths] for lengths in _lengths(shape, rng)]
 
     def equal_lists(self, *, requests: int, texts: int, tokens: int) -> list[list[str]]:
-        """The texts of so many requests, all of one length."""
+        """Return the texts of each request, all of the same number of tokens."""
         rng = random.Random(_SEED)
         return [[self.text(tokens, rng) for _ in range(texts)] for _ in range(requests)]
 
