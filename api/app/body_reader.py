@@ -11,8 +11,7 @@ from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.wire import extract_images, inputs
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.forms import read_form
-from staged_pool.api.wire.json_bounds import Limits, check_bounds, is_small
-from staged_pool.runtime.config import EngineConfig
+from staged_pool.api.wire.json_bounds import check_bounds, is_small
 from staged_pool.stages.offload import ThreadOffload
 
 R = TypeVar("R")
@@ -44,17 +43,9 @@ class BodyReader:
 
     async def check_bounds(self, body: Body, boundary: bytes | None) -> None:
         """Reject a JSON body with too many values; the parts of a form are checked later, one by one."""
-        limits = self.limits()
+        limits = self._registry.limits
         if boundary is None and not is_small(body, limits):
             await self._readers(partial(check_bounds, limits=limits), body)
-
-    def limits(self) -> Limits:
-        """Return the largest limits of all models: the model of a request is not known before its body is read."""
-        configs = [engine.config for engine in self._registry.engines] or [EngineConfig()]
-        return Limits(
-            items=max(config.max_request_items for config in configs),
-            tokens=max(config.max_tokens for config in configs),
-        )
 
     async def read(self, decode: Callable[[Body], R], body: Body) -> R:
         """Decode a body, in a thread if it is large."""
@@ -70,4 +61,6 @@ class BodyReader:
         """Return the model that a body names; None if it names none."""
         if boundary is None:
             return await self.peek(inputs.model_of, body)
-        return await self.read(lambda form: inputs.model_of(read_form(form, boundary, self.limits()).json), body)
+        return await self.read(
+            lambda form: inputs.model_of(read_form(form, boundary, self._registry.limits).json), body
+        )

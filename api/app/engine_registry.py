@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from staged_pool.api.wire.json_bounds import Limits
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.statistics import EngineStatistics
 from staged_pool.stages.errors import EngineStopped, UnknownModel, shortened
@@ -20,6 +22,10 @@ class EngineRegistry:
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
+        self.engines: Sequence[Engine] = ()
+        """All engines, including those that accept no requests; empty until they are loaded."""
+        self.limits = _limits([EngineConfig()])
+        """Largest limits of all models: the model of a request is not known before its body is read."""
         self._closed_for = "loading the model"
         self.leaving = False
         """True once the server drains: clients should open new connections elsewhere."""
@@ -27,6 +33,8 @@ class EngineRegistry:
     def open(self, *engines: Engine) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""
         self._engines = {engine.card.name: engine for engine in engines}
+        self.engines = engines
+        self.limits = _limits([engine.config for engine in engines])
         if not self.leaving:
             self._closed_for = ""
 
@@ -34,11 +42,6 @@ class EngineRegistry:
         """Reject new requests from now on, with this reason; requests inside continue."""
         self._closed_for = reason
         self.leaving = True
-
-    @property
-    def engines(self) -> Sequence[Engine]:
-        """All engines, including those that accept no requests; empty until they are loaded."""
-        return tuple(self._engines.values())
 
     @property
     def not_ready(self) -> str:
@@ -96,3 +99,10 @@ class EngineRegistry:
     def statistics(self) -> Mapping[str, EngineStatistics]:
         """Return a snapshot of each engine by its model's name; empty until they are loaded."""
         return {name: engine.statistics() for name, engine in self._engines.items()}
+
+
+def _limits(configs: Sequence[EngineConfig]) -> Limits:
+    return Limits(
+        items=max(config.max_request_items for config in configs),
+        tokens=max(config.max_tokens for config in configs),
+    )

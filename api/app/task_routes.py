@@ -72,7 +72,7 @@ class TaskRoutes:
             return await self._stream(task, engine, call, body, boundary)
         placed = call.named_model is not None
         exchange = Exchange(
-            task.read, body, engine.card, call.request_id, self._bodies.limits(), boundary=boundary, placed=placed
+            task.read, body, engine.card, call.request_id, self._registry.limits, boundary=boundary, placed=placed
         )
         with _errors_in_words_of(exchange, call):
             written = await engine.submit(
@@ -94,7 +94,7 @@ class TaskRoutes:
             raise RuntimeError("only a request with a handler can be streamed")
         placed = call.named_model is not None
         exchange = LineExchange(
-            task.read_lines, body, engine.card, call.request_id, self._bodies.limits(), boundary=boundary, placed=placed
+            task.read_lines, body, engine.card, call.request_id, self._registry.limits, boundary=boundary, placed=placed
         )
         with _errors_in_words_of(exchange, call):
             tokens = await engine.stream(

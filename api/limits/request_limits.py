@@ -51,7 +51,10 @@ class RequestLimits:
         if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > TARGET_LIMIT_BYTES:
             message = f"The path and query are longer than {TARGET_LIMIT_BYTES} bytes"
             raise HttpError(status.TARGET_TOO_LONG, message)
-        if len(headers) > config.header_limit or sum(map(_size, headers)) > config.header_limit_bytes:
+        if (
+            len(headers) > config.header_limit
+            or sum([len(name) + len(value) for name, value in headers]) > config.header_limit_bytes
+        ):
             message = f"More than {config.header_limit} headers, or {config.header_limit_bytes} bytes of them"
             raise HttpError(status.HEADERS_TOO_LARGE, message)
         fields = dict(headers)
@@ -203,7 +206,3 @@ def body_too_large(limit_bytes: int) -> HttpError:
 def bodies_too_large() -> HttpError:
     message = "The server holds its maximum of bytes of request bodies"
     return HttpError(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
-
-
-def _size(header: tuple[bytes, bytes]) -> int:
-    return len(header[0]) + len(header[1])

@@ -91,8 +91,8 @@ def _check_items(value: object, root: str) -> None:
     most = _MOST_ITEMS.get()
     if most is None:
         return
-    named = ((root, value),) if root else ((name, getattr(value, name, None)) for name in INPUTS)
-    for name, inputs in named:
+    for name in (root,) if root else INPUTS:
+        inputs = value if root else getattr(value, name, None)
         if isinstance(inputs, list) and len(inputs) > most:
             message = f"The request has {len(inputs)} inputs; at most {most} are accepted."
             raise TooLarge(message, param=name)

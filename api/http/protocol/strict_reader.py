@@ -125,7 +125,7 @@ class StrictReader(h11.Connection):
             self.asks_head_only = event.method == b"HEAD"
             if self.is_kept:
                 self._cstate.keep_alive = True  # h11 always closes a connection of HTTP/1.0
-            if any(name == b"transfer-encoding" for name, _ in event.headers):
+            if b"transfer-encoding" in dict(event.headers):
                 self._reader = _Chunks(self._max_chunk_bytes)
         return h11.NEED_DATA if event is h11.PAUSED else event
 
