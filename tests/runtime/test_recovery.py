@@ -149,7 +149,7 @@ async def test_lists_of_callers_who_left_do_not_pile_up_in_front_of_a_preprocess
             for number in range(4):  # one in the thread, and one in the channel, at least
                 tasks.start_soon(engine.embed, f"first {number}")
             await gate.arrived()
-            await until(lambda: bool(feed._queue))
+            await until(lambda: len(feed._queue) == 2)  # all of the others
             stay = len(feed._queue)
             for number in range(20):
                 async with anyio.create_task_group() as caller:
