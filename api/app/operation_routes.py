@@ -9,7 +9,6 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
-from staged_pool import __version__
 from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
@@ -22,9 +21,10 @@ from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.dialects import infinity, openai, tei_tokens
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.version import VERSION
 from staged_pool.stages.offload import ThreadOffload
 
-_VERSION: Final = dump({"version": __version__})
+_VERSION: Final = dump({"version": VERSION})
 
 
 class OperationRoutes:

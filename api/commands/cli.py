@@ -5,7 +5,6 @@ Only the commands read the environment, configure logging and end the process.
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Final
 
 import click
@@ -16,6 +15,7 @@ from staged_pool.api.commands.one_shot import classify, embed, score
 from staged_pool.api.commands.options import HELP_WIDTH
 from staged_pool.api.commands.serve import serve
 from staged_pool.api.commands.show_config import config
+from staged_pool.runtime.version import VERSION
 
 PROGRAM: Final = "staged-pool"
 """Name that a shell completes."""
@@ -32,7 +32,7 @@ class _Commands(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(importlib.metadata.version("staged-pool"))
+        click.echo(VERSION)
         ctx.exit()
 
 

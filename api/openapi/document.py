@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import orjson
 
-from staged_pool import __version__
 from staged_pool.api.config import MAX_TIMEOUT_S, ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
 from staged_pool.api.openapi.operations import BYTES, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
+from staged_pool.runtime.version import VERSION
 from staged_pool.stages.scheduling.entries import Priority
 
 ABOUT: Final = (
@@ -137,7 +137,7 @@ def document(paths: Sequence[str], config: ServerConfig) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "staged-pool",
-            "version": __version__,
+            "version": VERSION,
             "description": ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

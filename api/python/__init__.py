@@ -14,7 +14,6 @@ From a server, with the same methods (`AsyncClient` on asyncio and trio):
 All errors are subclasses of `StagedPoolError`.
 """
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.config import EngineConfig
@@ -44,6 +43,7 @@ from staged_pool.runtime.results import (
     Usage,
 )
 from staged_pool.runtime.statistics import EngineStatistics, Phase
+from staged_pool.runtime.version import VERSION
 from staged_pool.stages.errors import (
     Abandoned,
     ConfigError,
@@ -70,7 +70,7 @@ from staged_pool.stages.scheduling.entries import Priority
 if TYPE_CHECKING:
     from staged_pool.client import AsyncClient, Client, RetryPolicy
 
-__version__ = version("staged-pool")
+__version__ = VERSION
 
 __all__ = [
     "MODEL_MAX",

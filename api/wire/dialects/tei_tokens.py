@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 import orjson
 
-from staged_pool import __version__
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list
@@ -20,6 +19,7 @@ from staged_pool.api.wire.texts_or_ids import id_lists
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.version import VERSION
 from staged_pool.stages.errors import NoInputs, Words
 from staged_pool.stages.timeline import Timeline
 
@@ -172,7 +172,7 @@ def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -
             "max_client_batch_size": config.max_request_items,
             "auto_truncate": auto_truncate,
             "tokenization_workers": config.preprocess_limit,
-            "version": __version__,
+            "version": VERSION,
             "sha": None,
             "docker_label": None,
         }
