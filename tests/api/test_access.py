@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from blockbuster import BlockBuster
 from structlog.typing import EventDict
 
 from staged_pool.api.addresses import below
@@ -29,7 +28,7 @@ from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, serving, statuses
 from tests.doubles import Gate, LetterModel, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 KEY = "the-first-key-of-all"
 OTHER = "another-key"
@@ -40,12 +39,6 @@ def every_route() -> list[tuple[str, str]]:
     registry = EngineRegistry()
     table = Routes(registry, ServerMetrics(registry.statistics, ServerState())).table()
     return [(method, path) for path, handlers in table.items() for method in handlers]
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ import hypercorn.protocol
 import hypercorn.protocol.h11
 import pytest
 import sniffio
-from blockbuster import BlockBuster
 from hypercorn.config import Config
 
 from staged_pool.api.asgi import Receive, Scope, Send
@@ -25,11 +24,7 @@ from staged_pool.api.http.protocol.hypercorn_protocols import missing_names
 from tests.api.serving import NO_TLS, engine_on, serving
 from tests.doubles import LetterModel
 
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when a server starts."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = pytest.mark.usefixtures("servers_may_import")
 
 
 async def _hosts_app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,6 @@ import anyio
 import anyio.abc
 import httpx
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.http.protocol.bodies import INLINE_JOIN_BYTES
 from staged_pool.runtime.model import ModelInput, Payload
@@ -24,15 +23,9 @@ from tests.api.serving import EMBED, opens, post, read_answer, serving, statuses
 from tests.doubles import until
 from tests.runtime.seeing import SeeingModel, engine_on
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 SIZES = (400_000, INLINE_JOIN_BYTES, INLINE_JOIN_BYTES + 1, 3 * INLINE_JOIN_BYTES + 12_345)
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 @dataclass

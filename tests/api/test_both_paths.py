@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from blockbuster import BlockBuster
 
 from tests.api.serving import Served, engine_on, post, serving, statuses
 from tests.doubles import LetterModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 SEED: Final = int(os.environ.get("STAGED_POOL_TEST_SEED", "1"))
 HEADS: Final = int(os.environ.get("STAGED_POOL_TEST_HEADS", "200"))
@@ -65,12 +64,6 @@ VARIES = re.compile(
     rb'"(?:id|created|request_id|unix)":(?:"[^"]*"|[\d.]+)|\r\n(?:x-request-id|date|server-timing): [^\r]*',
     re.IGNORECASE,
 )
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 def made_up(choice: random.Random) -> bytes:

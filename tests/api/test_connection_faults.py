@@ -10,7 +10,6 @@ from contextlib import suppress
 import anyio
 import pytest
 import sniffio
-from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor
@@ -24,17 +23,11 @@ from staged_pool.api.limits.server_state import ServerState
 from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import LetterModel, captured_logs, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 BODY = b'{"input": "a"}'
 CHUNKED = post(b"e\r\n" + BODY + b"\r\n0\r\n\r\n", "transfer-encoding: chunked")
 CONTENT = {"fast": post(BODY), "general": CHUNKED, "with a coding": post(BODY, "content-encoding: identity")}
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 # No memory

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, ExitStack
 
 import anyio
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.limits.connection_limit import RESERVE, ConnectionLimit
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
@@ -19,10 +18,7 @@ MOST = 7
 """Connections. One address may have all of so few."""
 
 
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = pytest.mark.usefixtures("servers_may_import")
 
 
 class Member:

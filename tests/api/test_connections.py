@@ -23,7 +23,6 @@ import h2.settings
 import httpx
 import pytest
 import sniffio
-from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
@@ -36,18 +35,12 @@ from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 LARGE = post(b'{"input":["%s"]}' % b'","'.join([b"a"] * 2000))
 """A small request with an answer of more than 100 KB."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 async def closed(stream: anyio.abc.SocketStream) -> bytes:

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pylsqpack
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.http.http3 import connection as http3_connection
 from staged_pool.api.http.http3 import protocol as http3
@@ -26,7 +25,7 @@ from tests.api.serving import Served, engine_on, serving
 from tests.api.test_tls import Files, client_of, files  # noqa: F401  # a fixture
 from tests.doubles import Gate, LetterModel, expected, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 REQUEST = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/health")]
 UPLOAD = [(b":method", b"POST"), *REQUEST[1:3], (b":path", b"/v1/embeddings")]
@@ -40,12 +39,6 @@ def _section(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 def _frame(kind: int, payload: bytes) -> bytes:
     return bytes([kind]) + (0x4000 | len(payload)).to_bytes(2, "big") + payload
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Allow imports at start-up, and clients to read certificates."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 @asynccontextmanager

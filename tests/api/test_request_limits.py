@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT
@@ -25,10 +24,7 @@ SHARE = 8 * 2**20
 LARGE = 2**20
 
 
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = pytest.mark.usefixtures("servers_may_import")
 
 
 @pytest.fixture(autouse=True)

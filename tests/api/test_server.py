@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import trio
 import uvloop
-from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
@@ -28,13 +27,7 @@ from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_
 from tests.doubles import Gate, LetterModel, expected, until
 from tests.needed import needs
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Allow the imports of Hypercorn and of a model at start-up."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 
 # What it answers

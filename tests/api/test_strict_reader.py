@@ -7,7 +7,6 @@ import json
 import anyio
 import h11
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, Malformed, StrictReader
 from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
@@ -17,10 +16,7 @@ CLOSING = post(b'{"input": "a"}', "connection: close")
 OLD = EMBED.replace(b"HTTP/1.1", b"HTTP/1.0")
 
 
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Hypercorn's half for the running backend is imported when the server starts."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = pytest.mark.usefixtures("servers_may_import")
 
 
 def read(*pieces: bytes) -> list[object]:

@@ -16,7 +16,6 @@ import anyio.streams.tls
 import httpx
 import pytest
 import trustme
-from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.server import Server
@@ -26,7 +25,7 @@ from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, expected, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
             chain.write(blob.bytes())
     root.cert_pem.write_to_path(folder / "roots.pem")
     return Files(folder, root)
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Allow imports at start-up, and clients to read certificates."""
-    nothing_blocks_the_event_loop.deactivate()
 
 
 @asynccontextmanager

@@ -9,20 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from blockbuster import BlockBuster
 
 from staged_pool.api.http.listener import SocketFile, bind_unix, url
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import engine_on, serving
 from tests.doubles import LetterModel, expected
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Allow imports at start-up, and looks at files."""
-    nothing_blocks_the_event_loop.deactivate()
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 
 @pytest.mark.parametrize("http2", [False, True])
