@@ -124,14 +124,14 @@ async def test_anything_else_is_answered_401(given: bytes) -> None:
     assert response.status_code == 401
 
 
-async def test_two_keys_in_one_request_are_refused() -> None:
+async def test_two_keys_in_one_request_are_rejected() -> None:
     headers = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")]
     async with guarded() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
     assert response.status_code == 401
 
 
-async def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> None:
+async def test_a_request_without_a_key_is_rejected_before_its_body_is_read() -> None:
     async with serving(engine_on(LetterModel()), api_keys=(KEY,), body_limit_bytes=2**20) as served:
         async with await served.connect() as stream:
             await stream.send(post(b"", "content-length: 1000000"))
@@ -167,7 +167,7 @@ async def test_under_overload_a_request_without_a_key_learns_nothing_of_it(logge
             assert statuses(await read_answer(inside)) == [200]
 
 
-async def test_one_refusal_in_a_while_is_logged_and_says_how_many_were_not(logged: list[EventDict]) -> None:
+async def test_one_rejection_in_a_while_is_logged_and_says_how_many_were_not(logged: list[EventDict]) -> None:
     async with guarded() as client:
         for _ in range(5):
             await client.get("/v1/models")
@@ -220,7 +220,7 @@ def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "ä", "a\n", "x" * 5000])
-def test_a_key_that_no_client_can_send_is_refused_at_start_and_not_printed(key: str) -> None:
+def test_a_key_that_no_client_can_send_is_rejected_at_start_and_not_printed(key: str) -> None:
     with pytest.raises(ConfigError, match=r"number 2") as refused:
         ServerConfig(api_keys=(KEY, key))
     assert KEY not in str(refused.value)
@@ -280,7 +280,7 @@ async def test_a_page_of_another_origin_may_not() -> None:
         assert "access-control-allow-origin" not in response.headers
 
 
-async def test_refusals_under_overload_can_be_read_by_pages_too() -> None:
+async def test_rejections_under_overload_can_be_read_by_pages_too() -> None:
     gate = Gate()
     config = {"cors_origins": ("*",), "engine": EngineConfig(max_requests=1)}
     model = LetterModel(on_preprocess=gate)
@@ -323,7 +323,7 @@ async def test_a_preflight_with_a_body_does_not_hold_the_connection() -> None:
 
 
 @pytest.mark.parametrize("origin", ["", "page.example", "https://page.example/", "https://a b", "ftp://a", "null"])
-def test_what_is_no_origin_is_refused_at_start(origin: str) -> None:
+def test_an_invalid_origin_is_rejected_at_start(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origin="):
         ServerConfig(cors_origins=(origin,))
 
@@ -350,7 +350,7 @@ def test_a_prefix_is_one_of_whole_segments() -> None:
 
 
 @pytest.mark.parametrize("root_path", ["a", "/a/", "/a//b", "/a?b", "/ü", "/a b", "/"])
-def test_what_is_no_prefix_is_refused_at_start(root_path: str) -> None:
+def test_an_invalid_prefix_is_rejected_at_start(root_path: str) -> None:
     with pytest.raises(ConfigError, match="root_path="):
         ServerConfig(root_path=root_path)
 
@@ -393,14 +393,14 @@ async def test_a_line_names_model_trace_and_sizes_and_no_address(logged: list[Ev
         "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
     ],
 )
-async def test_what_is_no_trace_is_not_logged_as_one(given: str, logged: list[EventDict]) -> None:
+async def test_an_invalid_trace_is_not_logged(given: str, logged: list[EventDict]) -> None:
     async with serving(engine_on(LetterModel())) as served, served.client() as client:
         await client.get("/v1/models", headers={"traceparent": given})
     [line] = lines(logged)
     assert "trace_id" not in line
 
 
-async def test_a_path_that_there_is_not_is_logged_in_short(logged: list[EventDict]) -> None:
+async def test_an_unknown_path_is_logged_in_short(logged: list[EventDict]) -> None:
     async with serving(engine_on(LetterModel())) as served, served.client() as client:
         await client.get("/" + "x" * 5000)
     [line] = lines(logged)

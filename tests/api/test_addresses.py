@@ -197,7 +197,7 @@ async def test_a_path_names_the_model_for_clients_that_cannot() -> None:
 @pytest.mark.anyio
 @several_models
 @pytest.mark.parametrize("outputs", [*((output,) for output in Output if output != Output.LABELS), BGE_M3])
-async def test_a_refusal_says_what_a_model_of_each_kind_can_do(outputs: tuple[Output, ...]) -> None:
+async def test_a_rejection_says_what_a_model_of_each_kind_can_do(outputs: tuple[Output, ...]) -> None:
     async with several(LetterModel(replace(CARD, outputs=outputs, scoring=None))) as client:
         refused = await client.post("/predict", json={"inputs": "a"})
     told = ", ".join(dict.fromkeys(TASKS[output] for output in outputs))

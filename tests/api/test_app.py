@@ -164,7 +164,7 @@ async def test_a_full_engine_answers_429_with_a_retry_hint() -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_refusals_for_overload_share_their_log_lines(logged: Logged) -> None:
+async def test_rejections_for_overload_share_their_log_lines(logged: Logged) -> None:
     gate = Gate()
     async with served(LetterModel(on_forward=gate), max_requests=1) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
@@ -344,7 +344,7 @@ async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off
     assert "staged_pool_ready 0.0" in metrics.text
 
 
-async def test_a_closed_lobby_lets_nobody_in_and_asks_clients_to_close_their_connections() -> None:
+async def test_a_closed_registry_admits_nobody_and_asks_clients_to_close_their_connections() -> None:
     registry = EngineRegistry()
     async with engine_on(LetterModel())(EngineConfig()) as engine, client_of(registry) as client:
         registry.open(engine)

@@ -58,7 +58,7 @@ def test_models_of_images_are_understood(kind: str, lanes: list[str], outputs: l
     assert told(done.stderr) == []
 
 
-def test_a_folder_of_images_that_do_not_fit_its_model_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_images_that_do_not_fit_its_model_is_rejected_in_one_line(tmp_path: Path) -> None:
     wrong = build("vit-labels", tmp_path / "wrong")
     edit_json(wrong / "preprocessor_config.json", size={"height": 64, "width": 80})
     done = check(str(wrong))
@@ -67,7 +67,7 @@ def test_a_folder_of_images_that_do_not_fit_its_model_is_refused_in_one_line(tmp
     assert done.stderr.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_served_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_rejected_in_one_line(folder: Path, tmp_path: Path) -> None:
     wrong = shutil.copytree(folder, tmp_path / "wrong")
     write_json(wrong / "1_Pooling" / "config.json", {"pooling_mode": "attention"})
     done = check(str(wrong))

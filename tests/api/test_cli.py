@@ -282,7 +282,7 @@ def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -
     assert done.stderr.splitlines()[-1].endswith("has no labels to classify by.")
 
 
-def test_an_image_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_folder: Path, tmp_path: Path) -> None:
+def test_an_image_is_read_from_its_file_and_a_model_of_texts_rejects_it(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"cat")
     done = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -384,7 +384,7 @@ def _listens(path: Path) -> bool:
         (("--quic-port", "4433"), "HTTP/3 is never without TLS"),
     ],
 )
-def test_a_wrong_flag_of_the_doors_ends_with_one_line(flags: tuple[str, ...], words: str) -> None:
+def test_a_wrong_flag_of_access_or_transport_ends_with_one_line(flags: tuple[str, ...], words: str) -> None:
     done = run("serve", "--port", "0", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()

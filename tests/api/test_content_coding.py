@@ -55,7 +55,7 @@ async def test_a_body_is_what_was_compressed_and_counted_as_it_comes(name: str, 
 
 
 @pytest.mark.parametrize(("coding", "pack"), [(GZIP, gzip.compress), (DEFLATE, zlib.compress), (DEFLATE, deflated)])
-async def test_what_is_damaged_cut_short_or_followed_by_something_is_rejected(
+async def test_a_body_that_is_damaged_cut_short_or_followed_by_more_is_rejected(
     coding: bytes, pack: Callable[[bytes], bytes]
 ) -> None:
     packed = pack(b"A man is eating food." * 10_000)

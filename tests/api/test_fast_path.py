@@ -51,7 +51,7 @@ def read(data: bytes) -> FastRequest | None:
     return fast_path().read(data)
 
 
-def test_whoever_asks_if_the_server_is_alive_is_answered_at_once() -> None:
+def test_a_liveness_probe_is_answered_at_once() -> None:
     door = fast_path()
     asks = door.read(get("/health", b"x-request-id: its-id"))
     assert asks is not None
@@ -181,7 +181,7 @@ async def overloaded() -> AsyncIterator[Served]:
 
 
 @pytest.mark.anyio
-async def test_it_gives_the_same_refusal_as_the_usual_way_and_the_connection_goes_on() -> None:
+async def test_it_gives_the_same_rejection_as_the_usual_way_and_the_connection_goes_on() -> None:
     async with overloaded() as served:
         async with await served.connect() as stream:
             answers = []
@@ -329,7 +329,7 @@ async def test_while_it_drains_it_is_alive_and_closes_its_connections() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_refusal_that_stands_is_an_answer_of_its_own_each_time() -> None:
+async def test_a_rejection_that_stands_is_an_answer_of_its_own_each_time() -> None:
     gate = Gate()
     async with serving(engine_on(LetterModel(on_forward=gate)), engine=EngineConfig(max_requests=1)) as served:
         async with await served.connect() as first, await served.connect() as second:
@@ -404,7 +404,7 @@ async def test_a_known_head_is_no_way_around_a_drain() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_refusal_of_bulk_work_is_not_one_of_interactive_work() -> None:
+async def test_a_rejection_of_bulk_work_is_not_one_of_interactive_work() -> None:
     requests = [post(b'{"input":"a"}', f"x-priority: {priority}") for priority in Priority] * 2
     async with overloaded() as served, await served.connect() as stream:
         await refused_ids(stream, *requests)
@@ -522,7 +522,7 @@ async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.anyio
-async def test_a_body_that_there_is_no_room_for_is_refused_as_ever() -> None:
+async def test_a_body_that_there_is_no_room_for_is_rejected_as_ever() -> None:
     async with serving(engine_on(LetterModel()), body_limit_bytes=100_000) as served:
         async with await served.connect() as stream:
             await stream.send(padded(READ_BYTES))

@@ -119,14 +119,14 @@ async def test_a_request_without_a_body_is_passed_on() -> None:
     assert (client.status, client.body) == (200, b"")
 
 
-async def test_a_declared_length_over_the_limit_is_refused_before_a_byte_is_read() -> None:
+async def test_a_declared_length_over_the_limit_is_rejected_before_a_byte_is_read() -> None:
     client = Client({"content-length": "11"}).feed(END)
     await client.call(general(body_limit_bytes=10))
     assert (client.status, client.body, client.closes) == (413, b"body_too_large", True)
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "9" * 18])
-async def test_an_absurd_length_is_refused(length: str) -> None:
+async def test_an_absurd_length_is_rejected(length: str) -> None:
     client = await Client({"content-length": length}).feed(END).call(general())
     assert client.status == 413
 
@@ -193,7 +193,7 @@ async def test_no_more_requests_are_handled_at_once_than_allowed() -> None:
     assert (first.status, second.status, second.body, third.status) == (200, 503, b"too_many_requests", 200)
 
 
-async def test_a_body_in_crumbs_is_refused() -> None:
+async def test_a_body_in_crumbs_is_rejected() -> None:
     crumbs = [chunk(b"x")] * (FREE_PIECES * PIECE_BYTES // (PIECE_BYTES - 1) + 2)
     client = await Client().feed(*crumbs, END).call(general())
     assert (client.status, client.body, client.unread) == (400, b"too_many_pieces", 0)
@@ -205,18 +205,18 @@ async def test_a_body_in_small_pieces_is_read() -> None:
 
 
 @pytest.mark.parametrize("scope", [{"raw_path": b"/" + b"x" * 10_000}, {"query_string": b"x" * 10_000}])
-async def test_a_long_target_is_refused(scope: Any) -> None:
+async def test_a_long_target_is_rejected(scope: Any) -> None:
     client = await Client(**scope).feed(END).call(general())
     assert (client.status, client.body, client.closes) == (414, b"target_too_long", True)
 
 
-async def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_in_time_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(general_path, "LINGER_S", 0.01)
     client = await Client().feed(chunk(b"half")).call(general(body_timeout_s=0.01))
     assert (client.status, client.body, client.closes) == (408, b"slow_body", True)
 
 
-async def test_a_refused_client_may_finish_sending_before_the_connection_closes() -> None:
+async def test_a_rejected_client_may_finish_sending_before_the_connection_closes() -> None:
     client = Client({"content-length": "99"})
     async with during(client, general(body_limit_bytes=10)):
         with anyio.fail_after(30):
@@ -227,7 +227,7 @@ async def test_a_refused_client_may_finish_sending_before_the_connection_closes(
     assert client.complete
 
 
-async def test_a_refused_client_that_never_stops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_client_that_never_stops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(general_path, "LINGER_S", 0.01)
     client = await Client({"content-length": "99"}).call(general(body_limit_bytes=10))
     assert (client.status, client.complete) == (413, True)
@@ -305,7 +305,7 @@ async def test_leaving_while_the_last_of_the_answer_is_being_sent_cancels_nothin
         ({"x-large": "y" * 20_000}, 431, b"headers_too_large"),
     ],
 )
-async def test_a_bad_head_is_refused_and_the_connection_closes(
+async def test_a_bad_head_is_rejected_and_the_connection_closes(
     headers: dict[str, str], status: int, word: bytes
 ) -> None:
     client = await Client(headers).feed(chunk(b"abc"), END).call(general())

@@ -35,7 +35,7 @@ def test_frames_come_out_whole_however_they_arrive(size: int) -> None:
     assert cut(*(wire[at : at + size] for at in range(0, len(wire), size))) == sent
 
 
-def test_what_is_no_preface_is_known_by_its_first_byte() -> None:
+def test_a_wrong_preface_is_known_by_its_first_byte() -> None:
     with pytest.raises(h2.exceptions.ProtocolError):
         cut(b"G")
 

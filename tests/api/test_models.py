@@ -83,7 +83,7 @@ async def test_a_model_that_is_not_there_is_404_on_every_route() -> None:
             assert "`nobody` does not exist" in answer.json()["error"]["message"]
 
 
-async def test_a_body_that_names_no_model_because_it_cannot_be_read_is_refused_as_ever() -> None:
+async def test_a_body_that_names_no_model_because_it_cannot_be_read_is_rejected_as_ever() -> None:
     async with served() as client:
         for body in (b"{", b'{"model": 7, "input": "a"}', b"\xff", b'{"input": "' + b"a" * 100_000):
             answer = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})

@@ -258,7 +258,7 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
     assert other.json()["error"]["code"] == 401
 
 
-def test_pages_ask_for_routes_that_there_are() -> None:
+def test_pages_ask_for_existing_routes() -> None:
     for page in PAGES.values():
         for path in re.findall(r'new URL\("([a-z.]+)", root\)', page.body.decode()):
             assert f"/{path}" in OPERATIONS

@@ -115,7 +115,7 @@ async def test_a_probe_is_answered_however_much_is_held() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_can_never_fit_is_told_so_and_not_to_come_again() -> None:
+async def test_a_body_that_can_never_fit_is_rejected_without_a_time_to_retry() -> None:
     async with small_server() as served:
         answer = await served.talk(announcing(SHARE + 1, ALICE))
         assert statuses(answer) == [413]

@@ -109,7 +109,7 @@ async def test_a_prompt_of_the_model_goes_before_each_text_under_either_name() -
     assert got["data"][0]["embedding"] == expected("xa").tolist()
 
 
-async def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
+async def test_an_unknown_prompt_is_rejected_with_the_known_ones() -> None:
     error = error_of(await ask(EMBEDDER, "/v1/embeddings", input="a", prompt_name="other"), 400)
     assert error["message"] == "prompt_name is not one of the model's prompts: 'query', 'passage'."
 
@@ -236,7 +236,7 @@ async def test_a_bi_encoder_scores_by_the_cosine_of_its_vectors() -> None:
     assert got["data"][0]["score"] == pytest.approx(cosine, rel=1e-6)
 
 
-async def test_a_long_document_is_cut_by_default_and_refused_never() -> None:
+async def test_a_long_document_is_cut_by_default_and_never_rejected() -> None:
     model = TaskModel(CROSS_ENCODER)
     async with served(model) as client:
         response = await client.post("/score", json={"queries": "a", "documents": "a" * 10_000})
@@ -399,7 +399,7 @@ async def test_every_task_names_a_missing_field(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", TASKS)
-async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(route: str) -> None:
+async def test_under_overload_every_task_is_rejected_before_its_body_is_read(route: str) -> None:
     gate, registry = Gate(), EngineRegistry()
     card = replace(BODIES[route][0], outputs=(*Output,))
     async with engine_on(LetterModel(card, on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
@@ -474,7 +474,7 @@ async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() ->
     assert without.json()["tokens"] == [ord(letter) for letter in "<user>hi"]
 
 
-async def test_lines_are_not_given_to_those_who_ask_in_the_words_of_text_embeddings_inference() -> None:
+async def test_requests_in_the_format_of_text_embeddings_inference_get_no_lines() -> None:
     wants_lines = {"accept": "application/x-ndjson"}
     async with served(TaskModel(CROSS_ENCODER)) as client:
         theirs = await client.post("/rerank", json={"query": "a", "texts": ["ax", "b"]}, headers=wants_lines)

@@ -69,7 +69,7 @@ async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: 
         (b'{"input":"a","truncate_prompt_tokens":100000}', 400, "truncate_prompt_tokens"),
     ],
 )
-async def test_a_bad_request_is_refused_by_a_real_model_and_harms_nothing(
+async def test_a_bad_request_is_rejected_by_a_real_model_and_harms_nothing(
     body: bytes, status: int, message: str, tiny_folder: Path
 ) -> None:
     async with serving(engine=EngineConfig(model=str(tiny_folder))) as served, served.client() as client:
@@ -122,7 +122,7 @@ async def test_http2_answers_like_http1() -> None:
         (post(b"{}", "x-large: " + "y" * 15_000, "x-larger: " + "y" * 2_000), 431),
     ],
 )
-async def test_a_refused_connection_is_answered_and_closed(
+async def test_a_rejected_connection_is_answered_and_closed(
     request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
@@ -135,7 +135,7 @@ async def test_a_refused_connection_is_answered_and_closed(
     assert json.loads(body)["error"]["code"] == status
 
 
-async def test_a_large_refused_upload_still_sees_its_answer() -> None:
+async def test_a_large_rejected_upload_still_sees_its_answer() -> None:
     async with serving(engine_on(LetterModel()), body_limit_bytes=2**20) as served, served.client() as client:
         response = await client.post("/v1/embeddings", content=b"x" * (20 * 2**20))
         await served.assert_alive()
@@ -252,7 +252,7 @@ async def test_noise_does_not_end_the_server(noise: bytes) -> None:
 # How it starts and ends
 
 
-async def test_closing_finishes_what_is_inside_and_refuses_the_rest() -> None:
+async def test_closing_finishes_what_is_inside_and_rejects_the_rest() -> None:
     gate = Gate()
     answers: list[httpx.Response] = []
 

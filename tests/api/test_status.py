@@ -75,6 +75,6 @@ def test_an_allocation_that_failed_may_come_again(error: Exception) -> None:
     assert (answer.status, answer.retry_after_s) == (503, 1.0)
 
 
-def test_a_refusal_of_http_brings_its_own_problem() -> None:
+def test_a_rejection_by_http_brings_its_own_problem() -> None:
     rejection = HttpError(status.SLOW_BODY, "too slow")
     assert problem(rejection) is rejection.problem

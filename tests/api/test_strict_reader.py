@@ -78,7 +78,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sent", "status"), [pytest.param(sent, status, id=name) for name, sent, status in WRONG])
-def test_what_is_not_right_is_rejected_however_it_is_cut(sent: bytes, status: int) -> None:
+def test_a_malformed_request_is_rejected_however_it_is_cut(sent: bytes, status: int) -> None:
     for pieces in ([sent], [sent[n : n + 1] for n in range(len(sent))]):
         with pytest.raises(h11.RemoteProtocolError) as wrong:
             read(*pieces)

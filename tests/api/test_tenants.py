@@ -162,7 +162,7 @@ def test_a_tenant_is_a_key_or_a_header_and_all_that_have_neither_are_one() -> No
 
 
 @pytest.mark.parametrize("name", ["", "X Tenant", "X-Tenant:", "é", "x" * 200])
-def test_a_header_that_there_cannot_be_is_refused_at_start(name: str) -> None:
+def test_an_invalid_header_name_is_rejected_at_start(name: str) -> None:
     with pytest.raises(ConfigError, match="tenant_header="):
         ServerConfig(tenant_header=name)
 

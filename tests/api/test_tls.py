@@ -162,7 +162,7 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"\x00" * 100])
-async def test_what_is_no_tls_costs_only_its_connection(noise: bytes, files: Files) -> None:
+async def test_a_connection_without_tls_costs_only_itself(noise: bytes, files: Files) -> None:
     async with serving_tls(files) as served:
         async with await served.connect() as stream:
             await stream.send(noise)
@@ -267,6 +267,6 @@ def _locked(path: Path) -> bytes:
         {"quic_port": -1, "tls_cert": Path("a"), "tls_key": Path("a")},
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any]) -> None:
+def test_settings_that_do_not_go_together_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServerConfig(**given)

@@ -57,7 +57,7 @@ def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -> None
         client.connect(str(path))
 
 
-def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_anything_but_a_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="a file that is no socket is there"):
@@ -66,7 +66,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/s", "x" * 200])
-def test_a_path_that_cannot_be_is_named(name: str, tmp_path: Path) -> None:
+def test_an_impossible_path_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unix_socket="):
         bind_unix(tmp_path / name)
 

@@ -68,7 +68,9 @@ def assert_tells_nothing(text: str) -> None:
 # Size and encoding
 
 
-async def test_row_29_a_declared_length_over_the_limit_is_refused_before_any_of_the_body_comes(fire: UnderFire) -> None:
+async def test_row_29_a_declared_length_over_the_limit_is_rejected_before_any_of_the_body_comes(
+    fire: UnderFire,
+) -> None:
     async with await fire.served.connect() as stream:
         await stream.send(post(b"", f"content-length: {LIMIT + 1}"))  # and then nothing
         answer = await read_answer(stream)
@@ -77,7 +79,7 @@ async def test_row_29_a_declared_length_over_the_limit_is_refused_before_any_of_
     assert fire.seen == []
 
 
-async def test_row_29_a_refused_client_that_goes_on_uploading_is_cut_off_and_holds_nobody_up(fire: UnderFire) -> None:
+async def test_row_29_a_rejected_client_that_goes_on_uploading_is_cut_off_and_holds_nobody_up(fire: UnderFire) -> None:
     cut = anyio.Event()
     async with await fire.served.connect() as stream, anyio.create_task_group() as tasks:
 
@@ -95,7 +97,7 @@ async def test_row_29_a_refused_client_that_goes_on_uploading_is_cut_off_and_hol
     assert fire.seen == ["other"]
 
 
-async def test_row_29_a_refused_http2_upload_leaves_the_other_streams_alone() -> None:
+async def test_row_29_a_rejected_http2_upload_leaves_the_other_streams_alone() -> None:
     async with UnderFire.opened(body_limit_bytes=1000) as fire:
         async with await fire.served.connect() as stream:
             client = Http2(stream)
@@ -105,7 +107,7 @@ async def test_row_29_a_refused_http2_upload_leaves_the_other_streams_alone() ->
         await fire.assert_unharmed()
 
 
-async def test_row_30_a_chunked_body_over_the_limit_is_refused_and_not_held() -> None:
+async def test_row_30_a_chunked_body_over_the_limit_is_rejected_and_not_held() -> None:
     most = 0
     limit, piece = 2**20, 2**16
     async with UnderFire.opened(body_limit_bytes=limit) as fire:
@@ -127,7 +129,7 @@ async def test_row_30_a_chunked_body_over_the_limit_is_refused_and_not_held() ->
         await fire.assert_unharmed()
 
 
-async def test_row_31_a_compressed_body_is_unpacked_within_the_limits_or_refused() -> None:
+async def test_row_31_a_compressed_body_is_unpacked_within_the_limits_or_rejected() -> None:
     async with UnderFire.opened(body_limit_bytes=2**20) as fire:
         garbage = b"\x1f\x8b\x08" + bytes(1000)
         for encoding in ("br", "zstd", "gzip, gzip", "deflate, gzip", "compress", "x"):
@@ -164,7 +166,7 @@ MULTIPART = {
 }
 
 
-async def test_row_33_a_form_is_read_or_refused_and_nothing_of_it_reaches_the_disk(
+async def test_row_33_a_form_is_read_or_rejected_and_nothing_of_it_reaches_the_disk(
     fire: UnderFire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,7 +226,7 @@ BAD_JSON = {
 }
 
 
-async def test_rows_32_and_34_malformed_json_is_refused_in_a_line_that_tells_neither_the_input_nor_the_inside(
+async def test_rows_32_and_34_malformed_json_is_rejected_in_a_line_that_tells_neither_the_input_nor_the_inside(
     fire: UnderFire,
 ) -> None:
     async with fire.served.client() as client:
@@ -330,7 +332,7 @@ IMAGES: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-async def test_rows_35_to_38_an_image_is_refused_by_this_text_server_which_never_opens_one(
+async def test_rows_35_to_38_an_image_is_rejected_by_this_text_server_which_never_opens_one(
     fire: UnderFire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(*_: object, **__: object) -> None:
@@ -351,7 +353,7 @@ async def test_rows_35_to_38_an_image_is_refused_by_this_text_server_which_never
     assert fire.seen == [PNG]
 
 
-async def test_rows_36_and_37_an_image_file_as_the_body_is_refused(fire: UnderFire) -> None:
+async def test_rows_36_and_37_an_image_file_as_the_body_is_rejected(fire: UnderFire) -> None:
     for media_type in (
         "image/png",
         "image/gif",
@@ -425,7 +427,7 @@ def installed_or(tiny_folder: Path) -> EngineConfig:
 
 
 @pytest.mark.parametrize("anyio_backend", BACKENDS[-1:])
-async def test_row_40_a_real_model_refuses_or_cuts_a_million_characters_and_takes_any_others(tiny_folder: Path) -> None:
+async def test_row_40_a_real_model_rejects_or_cuts_a_million_characters_and_takes_any_others(tiny_folder: Path) -> None:
     strange = {
         "combining marks": "\u0301" * 10_000,
         "combining marks on a letter": "a" + "\u0301\u0327" * 10_000,
@@ -472,7 +474,7 @@ async def test_row_40_strange_characters_come_through_as_they_are(fire: UnderFir
     assert [row["embedding"] for row in response.json()["data"]] == [expected(text).tolist() for text in texts]
 
 
-async def test_row_40_too_many_inputs_or_none_are_refused_before_any_of_them_is_prepared(fire: UnderFire) -> None:
+async def test_row_40_too_many_inputs_or_none_are_rejected_before_any_of_them_is_prepared(fire: UnderFire) -> None:
     cases: list[tuple[object, int]] = [
         ([], 400),
         ([[]], 400),

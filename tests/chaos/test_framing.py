@@ -66,7 +66,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "allowed"), [pytest.param(r, a, id=name) for name, r, a in REFUSED])
-async def test_rows_01_to_14_a_malformed_request_gets_one_refusal_and_reaches_no_stage(
+async def test_rows_01_to_14_a_malformed_request_gets_one_rejection_and_reaches_no_stage(
     request_: bytes, allowed: set[int], fire: UnderFire
 ) -> None:
     received = await fire.talk(request_)
@@ -89,7 +89,7 @@ async def test_row_05_a_chunked_body_that_does_not_end_properly_is_waited_for_un
 @pytest.mark.parametrize(
     "chunk", [b"1\r\nx\r\n", b"1;e=%s\r\nx\r\n" % (b"y" * 30)], ids=["crumbs", "crumbs with extensions"]
 )
-async def test_row_06_a_body_in_crumbs_is_refused_after_a_few_thousand_of_them(chunk: bytes, fire: UnderFire) -> None:
+async def test_row_06_a_body_in_crumbs_is_rejected_after_a_few_thousand_of_them(chunk: bytes, fire: UnderFire) -> None:
     started = time.process_time()
     received = await fire.talk(post(chunk * 250_000, CHUNKED))
     assert statuses(received) == [400]

@@ -104,7 +104,7 @@ async def test_row_44_an_address_that_is_not_public_is_never_asked(
     assert NAME not in names.asked
 
 
-async def test_row_45_every_redirect_is_refused_that_would_be_as_a_url(
+async def test_row_45_every_redirect_is_rejected_that_would_be_as_a_url(
     clip: Path, names: Resolver, logged: list[Any]
 ) -> None:
     names.table["inside.example"] = [["192.168.0.1"]]
@@ -183,7 +183,7 @@ async def test_row_46_what_is_dialled_is_the_one_address_that_was_looked_up_and_
         assert host.connections == asked
 
 
-async def test_row_47_what_is_no_url_of_the_web_is_refused_and_not_repeated(
+async def test_row_47_anything_but_a_web_url_is_rejected_and_not_repeated(
     clip: Path, names: Resolver, logged: list[Any]
 ) -> None:
     wrong = {

@@ -102,7 +102,7 @@ def is_busy(served: Served, stage: str, workers: int) -> bool:
 # Row 35
 
 
-async def test_row_35_what_is_no_right_base64_of_an_image_is_refused_by_its_place(seeing: Attacked) -> None:
+async def test_row_35_invalid_base64_of_an_image_is_rejected_by_its_place(seeing: Attacked) -> None:
     whole = base64.b64encode(SOLE).decode()
     padded = base64.b64encode(SOLE + bytes(-len(SOLE) % 3 + 1)).decode()
     assert padded.endswith("==")
@@ -180,7 +180,7 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
     }
 
 
-async def test_rows_36_to_38_what_is_no_image_that_can_be_read_fails_its_request_by_its_place(
+async def test_rows_36_to_38_an_unreadable_image_fails_its_request_by_its_place(
     seeing: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = counted(monkeypatch)
@@ -363,7 +363,7 @@ async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_n
 
 
 @pytest.mark.parametrize("leaver", [0, 1], ids=["who decodes it", "who waits for it"])
-async def test_an_image_of_ten_requests_is_decoded_once_whoever_of_them_leaves(
+async def test_an_image_of_ten_requests_is_decoded_once_whichever_of_them_leaves(
     leaver: int, clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, answers = right([SOLE]), list[httpx.Response]()

@@ -197,7 +197,7 @@ async def test_row_52_a_preprocess_thread_that_hangs_is_counted_and_the_last_one
     assert asking.statuses() == {"first": 200, "second": 200}
 
 
-async def test_row_53_a_burst_beyond_the_limit_is_refused_with_the_time_to_come_back_and_none_is_lost() -> None:
+async def test_row_53_a_burst_beyond_the_limit_is_rejected_with_the_time_to_come_back_and_none_is_lost() -> None:
     allowed, sent = 8, 60
     gate = Gate()
     async with UnderFire.opened(EngineConfig(max_requests=allowed)) as fire:
@@ -435,7 +435,7 @@ def test_row_54_an_idle_server_ends_on_sigterm(backend: str, tmp_path: Path) -> 
         assert server.exit_code() == 0
 
 
-def test_row_54_a_loaded_server_answers_what_is_inside_and_refuses_the_rest(backend: str, tmp_path: Path) -> None:
+def test_row_54_a_loaded_server_answers_what_is_inside_and_rejects_the_rest(backend: str, tmp_path: Path) -> None:
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         held = server.send("hold")

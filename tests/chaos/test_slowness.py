@@ -239,9 +239,7 @@ async def test_row_26_a_storm_of_resets_on_a_full_engine_frees_every_place() -> 
     ],
 )
 @pytest.mark.parametrize("header", ["x-request-timeout", "prefer"])
-async def test_row_27_a_timeout_that_is_none_is_refused(
-    header: str, timeout: str, status: int, fire: UnderFire
-) -> None:
+async def test_row_27_an_invalid_timeout_is_rejected(header: str, timeout: str, status: int, fire: UnderFire) -> None:
     value = timeout if header == "x-request-timeout" else f"wait={timeout}"
     response = await fire.embed("a", **{header: value})
     assert response.status_code == status

@@ -81,7 +81,7 @@ def test_an_error_after_the_first_line_is_the_last_line(serve: Serve) -> None:
     assert len({row["index"] for row in rows}) == len(rows) < 301
 
 
-def test_a_reader_who_stops_holds_nobody_else(serve: Serve) -> None:
+def test_a_reader_who_stops_holds_up_no_other(serve: Serve) -> None:
     client = serve(EMBEDDER)
     body = json.dumps({"input": ["the statement"] * 1500}).encode()
     with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60) as slow:

@@ -85,7 +85,7 @@ def test_coheres_input_types_are_prompts(serve: Serve) -> None:
     )
 
 
-def test_cohere_cuts_either_end_or_refuses(serve: Serve) -> None:
+def test_cohere_cuts_either_end_or_rejects(serve: Serve) -> None:
     client = serve(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     end, start, usual = [

@@ -73,7 +73,7 @@ def test_all_forms_of_input_have_the_vectors_of_sentence_transformers(serve: Ser
     }
 
 
-def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
+def test_long_inputs_are_cut_when_asked_and_else_rejected(serve: Serve) -> None:
     client = serve(EMBEDDER)
     longest = (client.get("/v1/models")).json()["data"][0]["max_model_len"]
     text = "the statement " * 100

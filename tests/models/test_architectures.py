@@ -123,7 +123,9 @@ def test_a_model_that_counts_positions_in_a_way_of_its_own_does_so(
     assert reasons[0] == f"{name}Model counts positions in a way of its own"
 
 
-def test_a_model_that_gives_other_vectors_each_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_gives_other_vectors_each_time_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = build("MobileBert", SEES_PADDING["MobileBert"], word_piece(), tmp_path / "model")
     forward = hf.MobileBertModel.forward
 

@@ -70,7 +70,7 @@ def test_a_layer_says_itself_whether_it_is_causal() -> None:
 
 
 @pytest.mark.parametrize("argument", ["position_bias", "softcap", "s_aux"])
-def test_what_is_not_done_is_refused(argument: str) -> None:
+def test_an_unsupported_argument_is_rejected(argument: str) -> None:
     query, others = random(HEADS), dict[str, Any]({argument: 1.0})
     with pytest.raises(NotImplementedError, match=argument):
         packed_attention(

@@ -237,14 +237,14 @@ WRONG_TOKENIZERS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_WEIGHTS)
-def test_wrong_weights_are_refused_in_one_line(wrong: str, folder: Path) -> None:
+def test_wrong_weights_are_rejected_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_WEIGHTS[wrong]
     change(folder)
     assert rejection(folder).startswith(message)
 
 
 @pytest.mark.parametrize("wrong", WRONG_SETTINGS)
-def test_wrong_settings_are_refused_in_one_line(wrong: str, folder: Path) -> None:
+def test_wrong_settings_are_rejected_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_SETTINGS[wrong]
     change(folder)
     assert rejection(folder).startswith(message)
@@ -252,7 +252,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong: str, folder: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0:DeprecationWarning")  # transformers 5.4 reads words that way
 @pytest.mark.parametrize("wrong", WRONG_TOKENIZERS)
-def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, folder: Path) -> None:
+def test_a_wrong_tokenizer_is_rejected_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_TOKENIZERS[wrong]
     change(folder)
     assert rejection(folder).startswith(message)
@@ -279,7 +279,7 @@ def test_arguments_that_do_not_change_vectors_are_accepted(folder: Path) -> None
     assert load_model(EngineConfig(model=str(folder))).card.max_tokens == 20
 
 
-def test_code_of_its_own_for_a_decoder_is_refused_unless_the_folder_says_which_way_it_reads(
+def test_code_of_its_own_for_a_decoder_is_rejected_unless_the_folder_says_which_way_it_reads(
     tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_folder("qwen3-last"), tmp_path / "model")

@@ -202,7 +202,7 @@ def square(edge: int) -> dict[str, int]:
         ),
     ],
 )
-def test_a_folder_that_cannot_be_served_is_refused(kind: str, change: Change, message: str, copy: Copy) -> None:
+def test_a_folder_that_cannot_be_served_is_rejected(kind: str, change: Change, message: str, copy: Copy) -> None:
     folder = copy(kind)
     change(folder)
     found = rejection(folder).replace("VisionTransformer", "VisionModel")  # its name in transformers before 5.6
@@ -233,7 +233,7 @@ def test_vectors_of_texts_and_images_must_be_as_wide(tmp_path: Path) -> None:
     )
 
 
-def test_a_vision_model_without_a_head_is_refused(copy: Copy) -> None:
+def test_a_vision_model_without_a_head_is_rejected(copy: Copy) -> None:
     folder = copy("siglip")
     model = hf.SiglipModel.from_pretrained(folder)
     model.config.vision_config.vision_use_head = False

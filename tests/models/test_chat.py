@@ -107,7 +107,7 @@ def test_many_threads_render_at_once(both: tuple[Any, Any]) -> None:
         ),
     ],
 )
-def test_a_conversation_that_cannot_be_used_is_refused_in_words(
+def test_a_conversation_that_cannot_be_used_is_rejected_in_words(
     chat: Chat, param: str, message: str, both: tuple[Any, Any]
 ) -> None:
     refused = rejection(both[0], TextInput(chat))

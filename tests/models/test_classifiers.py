@@ -306,7 +306,7 @@ def rejection(folder: Path, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight"])
-def test_missing_weights_of_a_head_are_refused(name: str, folder: Path) -> None:
+def test_missing_weights_of_a_head_are_rejected(name: str, folder: Path) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     del tensors[name]
@@ -314,29 +314,29 @@ def test_missing_weights_of_a_head_are_refused(name: str, folder: Path) -> None:
     assert f"{name} is missing or of another shape (1 such in all)" in rejection(folder)
 
 
-def test_more_labels_than_weights_are_refused(folder: Path) -> None:
+def test_more_labels_than_weights_are_rejected(folder: Path) -> None:
     change(folder, id2label={"0": "bad", "1": "good"}, label2id={"bad": 0, "good": 1})
     assert "classifier.bias is missing or of another shape" in rejection(folder)
 
 
-def test_two_numbers_of_labels_are_refused(folder: Path) -> None:
+def test_two_numbers_of_labels_are_rejected(folder: Path) -> None:
     change(folder, num_labels=3)
     assert rejection(folder) == "config.json: num_labels=3, but id2label names 1 labels"
 
 
-def test_a_gap_in_the_labels_is_refused(folder: Path) -> None:
+def test_a_gap_in_the_labels_is_rejected(folder: Path) -> None:
     change(folder, id2label={"0": "bad", "2": "good"})
     assert rejection(folder) == "config.json: id2label must have the keys 0 to 1, one per label"
 
 
 @pytest.mark.parametrize("name", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid"])
-def test_an_unknown_activation_is_refused(name: str, folder: Path) -> None:
+def test_an_unknown_activation_is_rejected(name: str, folder: Path) -> None:
     change(folder, sentence_transformers={"activation_fn": name})
     message = f"config.json: sentence_transformers: activation_fn={name!r} is not known"
     assert rejection(folder).startswith(message)
 
 
-def test_code_of_the_folders_own_is_refused(folder: Path) -> None:
+def test_code_of_the_folders_own_is_rejected(folder: Path) -> None:
     change(folder, model_type="mine", auto_map={"AutoModelForSequenceClassification": "mine.Mine"})
     assert "--trust-remote-code" in rejection(folder)
 
@@ -365,12 +365,12 @@ def test_code_of_the_folders_own_runs_where_the_user_trusts_it(
     assert np.abs(pair_logits(trusted, PAIRS) - 1 - pair_logits(plain, PAIRS)).max() < 2e-5
 
 
-def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> None:
+def test_a_class_that_transformers_does_not_have_is_rejected(folder: Path) -> None:
     change(folder, architectures=["MineForSequenceClassification"])
     assert "['MineForSequenceClassification'] is not a sequence classifier" in rejection(folder)
 
 
-def test_an_encoder_with_a_decoder_is_refused(folder: Path) -> None:
+def test_an_encoder_with_a_decoder_is_rejected(folder: Path) -> None:
     change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
     assert "BartForSequenceClassification computes labels from a decoder, which is not supported" in rejection(folder)
 
@@ -403,11 +403,11 @@ class Remembers:
         return exec, (f"import pathlib; pathlib.Path({str(self._path)!r}).touch()",)
 
 
-def test_a_score_of_several_labels_is_refused(tiny_folder: TinyFolder) -> None:
+def test_a_score_of_several_labels_is_rejected(tiny_folder: TinyFolder) -> None:
     assert "has 3 labels, but a score needs exactly one" in rejection(tiny_folder("ce-nli-3label"), task="score")
 
 
-def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder) -> None:
+def test_a_template_is_rejected_where_nothing_reads_pairs(tiny_folder: TinyFolder) -> None:
     assert "score_template" in rejection(tiny_folder("bert-mean"), score_template="{query} {document}")
 
 

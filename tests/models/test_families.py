@@ -153,7 +153,7 @@ def test_vectors_that_are_cut_are_normalised_again(
         assert apart(vectors, expected(kind, FEW, dimensions=width)) <= CLOSE
 
 
-def test_widths_that_a_model_was_not_trained_for_are_refused(load_tiny: LoadTiny) -> None:
+def test_widths_that_a_model_was_not_trained_for_are_rejected(load_tiny: LoadTiny) -> None:
     with pytest.raises(
         InvalidInput, match=r"'nomic-matryoshka' only supports Matryoshka dimensions \[8, 16, 24, 32\], got 20"
     ):
@@ -180,7 +180,7 @@ def test_a_decoder_that_reads_both_ways_is_understood(tiny_folder: TinyFolder, t
         assert apart(embed(model, FEW), wanted) <= CLOSE
 
 
-def test_an_empty_text_without_special_tokens_is_refused(tmp_path: Path) -> None:
+def test_an_empty_text_without_special_tokens_is_rejected(tmp_path: Path) -> None:
     folder = tiny.build("qwen3-embed-right", tmp_path / "model")
     edit_json(folder / "tokenizer.json", post_processor=None)
     model = load_model(EngineConfig(model=str(folder)))

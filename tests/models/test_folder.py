@@ -136,12 +136,12 @@ def test_prompts_and_dimensions_are_read(folder: Path) -> None:
     assert (read.default_prompt, dense(read).truncate_dim, read.similarity) == ("q: ", 3, "dot")
 
 
-def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
+def test_a_folder_without_a_config_is_rejected(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert rejection(folder) == f"{folder}: no config.json, so this is not a complete model folder"
 
 
-def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+def test_a_folder_without_weights_is_rejected(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "no weights, neither model.safetensors nor pytorch_model.bin" in rejection(folder)
 

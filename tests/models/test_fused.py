@@ -325,7 +325,7 @@ def test_a_layer_of_a_decoder_is_left_as_it_is(others: Settings) -> None:
     assert not fusible_layers(made("Bert", _TEXT, **others))
 
 
-def test_what_a_fused_layer_does_not_do_is_refused() -> None:
+def test_an_unsupported_argument_of_a_fused_layer_is_rejected() -> None:
     parts = take_apart(made("Bert", _TEXT).encoder.layer[0])
     assert parts is not None
     layers, x = FusedLayers([parts]), torch.randn(1, 4, 32)

@@ -331,7 +331,7 @@ def test_the_card_says_what_is_read(
         assert (model.card.vocabulary, model.card.max_tokens) == (0, 17)
 
 
-def test_a_model_of_images_alone_refuses_texts(load_tiny: LoadTiny) -> None:
+def test_a_model_of_images_alone_rejects_texts(load_tiny: LoadTiny) -> None:
     model = load_tiny("vit")
     with pytest.raises(Unsupported, match="reads no texts"):
         embed(model, ["a text"], Output.DENSE)
@@ -341,12 +341,12 @@ def test_a_model_of_images_alone_refuses_texts(load_tiny: LoadTiny) -> None:
         model.detokenize([1], skip_special_tokens=True)
 
 
-def test_a_model_of_texts_alone_refuses_images(load_tiny: LoadTiny) -> None:
+def test_a_model_of_texts_alone_rejects_images(load_tiny: LoadTiny) -> None:
     with pytest.raises(Unsupported, match="reads no images"):
         embed(load_tiny("bert-mean"), IMAGES, Output.DENSE)
 
 
-def test_an_image_that_is_damaged_is_refused_and_the_others_stand(load_tiny: LoadTiny) -> None:
+def test_an_image_that_is_damaged_is_rejected_and_the_others_stand(load_tiny: LoadTiny) -> None:
     model = load_tiny("clip")
     inputs = [IMAGES[0], Image(FILES[0][:500]), IMAGES[1]]
     first, bad, last = model.preprocess(plan(EmbedRequest(inputs=tuple(inputs)), model.card).inputs)

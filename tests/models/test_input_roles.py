@@ -145,7 +145,7 @@ def test_a_query_is_filled_up_with_the_token_named_else_the_mask_else_the_end() 
         (RoleSettings(marker="[MASK]"), {"vocabulary": 2}, "marks or expands a query, but the model has only 2"),
     ],
 )
-def test_a_role_that_does_not_fit_the_model_is_refused(
+def test_a_role_that_does_not_fit_the_model_is_rejected(
     settings: RoleSettings, limits: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -56,7 +56,7 @@ def change_weights(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
+def test_missing_weights_are_rejected_rather_than_made_up(folder: Path) -> None:
     change_weights(folder, encoder_layer_1_output_dense_weight=None)
     message = rejection(folder)
     assert message.endswith(
@@ -65,18 +65,18 @@ def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
     )
 
 
-def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+def test_weights_of_another_shape_are_rejected(folder: Path) -> None:
     change_weights(folder, embeddings_LayerNorm_weight=torch.ones(7))
     assert "embeddings.LayerNorm.weight is missing or of another shape (1 such in all)" in rejection(folder)
 
 
-def test_damaged_weights_are_refused(folder: Path) -> None:
+def test_damaged_weights_are_rejected(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     assert "the weights are damaged" in rejection(folder)
 
 
-def test_weights_without_numbers_are_refused(folder: Path) -> None:
+def test_weights_without_numbers_are_rejected(folder: Path) -> None:
     change_weights(folder, embeddings_LayerNorm_weight=torch.full((32,), torch.nan))
     assert rejection(folder) == "the weights cannot be used: The model gave NaN or Inf for this input."
 
@@ -89,7 +89,7 @@ def test_the_pooler_does_not_matter(folder: Path) -> None:
     assert with_pooler.card.parameters == without.card.parameters
 
 
-def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
+def test_a_folder_with_code_of_its_own_is_rejected(folder: Path) -> None:
     auto_map = {"AutoModel": "modeling.Mine"}
     change(folder / "config.json", model_type="mine", auto_map=auto_map)
     assert rejection(folder) == (
@@ -104,22 +104,22 @@ def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path)
     assert "its auto_map asks for the folder's own code, which was not run" in rejection(folder)
 
 
-def test_an_unknown_architecture_is_refused(folder: Path) -> None:
+def test_an_unknown_architecture_is_rejected(folder: Path) -> None:
     change(folder / "config.json", model_type="unheardof")
     assert "unheardof" in rejection(folder)
 
 
-def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
+def test_a_model_without_an_encoder_is_rejected(folder: Path) -> None:
     transformers.BartConfig().save_pretrained(folder)
     assert rejection(folder) == "config.json: model_type='bart' has no encoder in transformers"
 
 
-def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
+def test_a_model_that_is_not_of_text_is_rejected(folder: Path) -> None:
     transformers.ResNetConfig().save_pretrained(folder)
     assert rejection(folder).startswith("config.json: model_type='resnet' reads images, not text: it is not supported")
 
 
-def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_rejected(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert f"{folder}: no tokenizer, neither tokenizer.json nor a vocabulary" in rejection(folder)
 
@@ -151,7 +151,7 @@ def test_the_longest_input_is_within_the_positions(
     assert load_model(EngineConfig(model=str(folder))).card.max_tokens == max_tokens
 
 
-def test_dense_weights_that_do_not_fit_are_refused(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+def test_dense_weights_that_do_not_fit_are_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("bert-max-dense"), tmp_path / "model")
     change(folder / "2_Dense" / "config.json", out_features=23)
     assert rejection(folder).startswith("2_Dense: the weights cannot be used: ")
@@ -164,7 +164,7 @@ def test_dense_weights_that_do_not_fit_are_refused(tiny_folder: TinyFolder, tmp_
     assert rejection(folder) == "2_Dense: no model.safetensors and no pytorch_model.bin"
 
 
-def test_packed_is_refused_where_attention_cannot_be_replaced(tiny_folder: TinyFolder) -> None:
+def test_packed_is_rejected_where_attention_cannot_be_replaced(tiny_folder: TinyFolder) -> None:
     message = rejection(tiny_folder("mpnet-mean"), attention="packed")
     assert message == "attention='packed': MPNetModel does not let its attention be replaced"
 
@@ -208,19 +208,19 @@ def test_the_sizes_of_a_batch_are_few_and_near() -> None:
     assert len(set(sizes.values())) < 60
 
 
-def test_a_cuda_device_that_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_device_that_is_not_there_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert rejection(folder, device="cuda") == "device='cuda': torch sees no CUDA device"
 
 
-def test_a_cuda_device_beyond_those_that_are_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_device_beyond_those_that_are_there_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = "device='cuda:1,cuda:2': there is no cuda:2: torch sees 2 CUDA devices, from cuda:0 on"
     assert rejection(folder, device="cuda:1,cuda:2") == message
 
 
-def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
+def test_float16_is_rejected_on_a_cpu(folder: Path) -> None:
     message = "dtype='float16': is for GPUs; a CPU takes float32 or bfloat16"
     assert rejection(folder, device="cpu", dtype="float16") == message
 

@@ -145,7 +145,7 @@ async def test_a_request_that_cuts_is_not_split(splitting: Engine, references: V
     assert np.abs(result.embeddings - references[3]).max() <= CLOSE
 
 
-async def test_a_long_text_is_refused_unless_it_may_be_split(bert: Path) -> None:
+async def test_a_long_text_is_rejected_unless_it_may_be_split(bert: Path) -> None:
     async with open_engine(settings(bert, split=False)) as engine:
         with pytest.raises(InvalidInput, match="maximum context length is 64 tokens"):
             await engine.embed(LONG)

@@ -69,7 +69,7 @@ def unsafe(file: Path) -> None:
         "pickled whole numbers",
     ],
 )
-def test_weights_that_cannot_be_used_are_refused_by_their_folder(
+def test_weights_that_cannot_be_used_are_rejected_by_their_folder(
     name: str, save: Callable[[Path], None], tmp_path: Path
 ) -> None:
     save(tmp_path / name)
@@ -77,7 +77,7 @@ def test_weights_that_cannot_be_used_are_refused_by_their_folder(
         build_modules([dense(tmp_path)], 3)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="and no pytorch_model"):
         build_modules([dense(tmp_path)], 3)
 
@@ -99,7 +99,7 @@ def test_weights_of_an_activation_are_read(tmp_path: Path) -> None:
         ("Nothing", "activation Nothing is not in torch.nn"),
     ],
 )
-def test_what_is_no_activation_is_rejected_by_name(activation: str, message: str, tmp_path: Path) -> None:
+def test_an_unknown_activation_is_rejected_by_name(activation: str, message: str, tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
         build_modules([dense(tmp_path, activation)], 3)

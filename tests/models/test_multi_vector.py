@@ -386,7 +386,7 @@ def no_normalisation(folder: Path) -> None:
         ("colbert-st", edited("sentence_bert_config.json", processing_kwargs={"text": {"a": 1}}), "processing_kwargs"),
     ],
 )
-def test_a_folder_that_is_not_understood_is_refused(
+def test_a_folder_that_is_not_understood_is_rejected(
     kind: str, spoil: Callable[[Path], None], message: str, copy: Callable[[str], Path]
 ) -> None:
     folder = copy(kind)

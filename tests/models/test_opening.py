@@ -61,7 +61,7 @@ async def test_all_of_them_end_with_the_block(folders: dict[str, Path]) -> None:
             await engine.embed("late")
 
 
-async def test_two_models_of_one_name_are_refused(folders: dict[str, Path]) -> None:
+async def test_two_models_of_one_name_are_rejected(folders: dict[str, Path]) -> None:
     folder = folders["bert-mean"]
     with pytest.raises(ConfigError, match="served_name='bert-mean': two models"):
         async with open_engines([config(folder), config(folder)]):
@@ -70,7 +70,7 @@ async def test_two_models_of_one_name_are_refused(folders: dict[str, Path]) -> N
         assert tuple(engines) == ("bert-mean", "again")
 
 
-async def test_two_models_that_are_given_one_name_are_refused_before_any_is_loaded(tmp_path: Path) -> None:
+async def test_two_models_that_are_given_one_name_are_rejected_before_any_is_loaded(tmp_path: Path) -> None:
     missing = config(tmp_path / "missing", served_name="one")
     with pytest.raises(ConfigError, match="served_name='one': two models"):
         async with open_engines([missing, missing]):

@@ -181,7 +181,7 @@ def test_an_instruction_needs_a_place(tiny_folder: TinyFolder) -> None:
         assert refused.param == "instruction"
 
 
-def test_a_pair_that_is_too_long_is_refused_in_words(tiny_folder: TinyFolder) -> None:
+def test_a_pair_that_is_too_long_is_rejected_in_words(tiny_folder: TinyFolder) -> None:
     tokenizer = ours(tiny_folder, PairTemplate(), max_tokens=150)
     long = rejection(tokenizer, PairInput(first="a", second="b " * 200))
     assert "maximum context length is 150 tokens" in str(long)
@@ -207,7 +207,7 @@ def test_a_pair_that_is_too_long_is_refused_in_words(tiny_folder: TinyFolder) ->
         ({"chat_template": "{{ raise_exception('no') }}"}, "roles query and document"),
     ],
 )
-def test_a_template_that_is_not_one_for_pairs_is_refused(
+def test_a_template_that_is_not_one_for_pairs_is_rejected(
     settings: dict[str, Any], message: str, tiny_folder: TinyFolder
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -154,7 +154,7 @@ def test_texts_and_pairs_of_one_call_keep_their_order(tiny_folder: TinyFolder) -
         (PairInput(first="a", second="b", instruction="be kind"), "instruction", "takes no instruction"),
     ],
 )
-def test_a_pair_that_cannot_be_used_is_refused_in_words(
+def test_a_pair_that_cannot_be_used_is_rejected_in_words(
     pair: PairInput, param: str, message: str, tiny_folder: TinyFolder
 ) -> None:
     refused = rejection(reader(load("ce-bert-1label", tiny_folder)[0], max_tokens=12), pair)
@@ -171,7 +171,7 @@ def test_a_pair_that_cannot_be_used_is_refused_in_words(
         ("$A $B:1 [SEP]", "types"),
     ],
 )
-def test_a_pair_template_that_is_not_understood_refuses_pairs_only(
+def test_a_pair_template_that_is_not_understood_rejects_pairs_only(
     template: str, message: str, tiny_folder: TinyFolder
 ) -> None:
     source, _ = load("ce-bert-1label", tiny_folder)

@@ -222,7 +222,7 @@ def test_an_instruction_stands_where_the_authors_put_it(name: str, root: Path) -
 
 
 @pytest.mark.parametrize("name", ["bge-reranker-v2-gemma", "zerank-2"])
-def test_an_instruction_without_a_place_is_refused(name: str, root: Path) -> None:
+def test_an_instruction_without_a_place_is_rejected(name: str, root: Path) -> None:
     with pytest.raises(InvalidInput, match="takes no instruction"):
         ask(root / name, lambda engine: engine.score(QUERY, DOCUMENTS[:1], instruction="prefer short ones"))
 
@@ -367,7 +367,7 @@ def test_their_names_are_enough(name: str, root: Path, tmp_path: Path) -> None:
 # Language models of which nothing is known
 
 
-def test_a_language_model_of_which_nothing_is_known_is_refused(root: Path) -> None:
+def test_a_language_model_of_which_nothing_is_known_is_rejected(root: Path) -> None:
     message = rejection(root / "some-llm")
     assert message.startswith("config.json: LlamaForCausalLM is a language model, and nothing in some-llm says")
     for way_out in ("--task embed", "--task score", "--score-template", "--score-tokens"):
@@ -504,7 +504,7 @@ def test_tokens_and_templates_that_cannot_be_used_are_named(settings: dict[str, 
         ({"score_tokens": "yes,no"}, "score_tokens='yes,no': bge-reranker-v2-gemma is"),
     ],
 )
-def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
+def test_half_a_recipe_beside_that_of_a_known_family_is_rejected(
     settings: dict[str, Any], message: str, root: Path
 ) -> None:
     assert message in rejection(root / "bge-reranker-v2-gemma", **settings)

@@ -55,7 +55,7 @@ def test_without_a_name_the_installed_model_is_found_and_not_imported() -> None:
     assert PACKAGE not in sys.modules
 
 
-def test_an_installed_model_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_model_with_other_weights_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / PACKAGE / "model" / "model.safetensors"
     weights.parent.mkdir(parents=True)
     (tmp_path / PACKAGE / "__init__.py").touch()
@@ -106,7 +106,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     assert rejection(str(file)) == f"model={str(file)!r}: is a file; name the folder that holds it"
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:
     assert (
         rejection(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty; name one that holds a config.json"
     )
@@ -190,7 +190,7 @@ def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
 
 
 @pytest.mark.parametrize("model", ["org/name--x", "x" * 100])
-def test_a_name_that_the_hub_does_not_allow_is_refused(model: str) -> None:
+def test_a_name_that_the_hub_does_not_allow_is_rejected(model: str) -> None:
     assert rejection(model) == f"model={model!r}: is neither a folder nor a hub id (organisation/name)"
 
 
@@ -283,5 +283,5 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         ("org/torn", "the hub gave no usable answer"),
     ],
 )
-def test_a_refusal_of_the_hub_is_said_in_one_sentence(model: str, message: str, messages: dict[str, str]) -> None:
+def test_a_rejection_by_the_hub_is_reported_in_one_sentence(model: str, message: str, messages: dict[str, str]) -> None:
     assert message in messages[model]

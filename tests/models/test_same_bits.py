@@ -74,7 +74,7 @@ def test_a_batch_changes_a_vector_by_rounding_only(starts: Starts, dtype: str) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_deterministic_engine_gives_the_same_bits_whatever_the_company(starts: Starts, dtype: str) -> None:
+def test_a_deterministic_engine_gives_the_same_bits_in_any_batch(starts: Starts, dtype: str) -> None:
     names = ("alone", "rested", "together", "at once")
     assert len({start[f"{dtype}, deterministic"][name] for start in starts for name in names}) == 1
 

@@ -370,7 +370,7 @@ SETTINGS = "config_sentence_transformers.json"
         ("bge-m3", no_weight, "sparse_linear.pt: there is no tensor weight"),
     ],
 )
-def test_a_folder_that_is_not_understood_is_refused(
+def test_a_folder_that_is_not_understood_is_rejected(
     kind: str, spoil: Callable[[Path], None], message: str, copy: Callable[[str], Path]
 ) -> None:
     folder = copy(kind)

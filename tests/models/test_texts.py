@@ -199,7 +199,7 @@ def test_what_fits_or_is_cut_is_not_split(tiny_folder: TinyFolder) -> None:
     assert len(read(ours, TextInput("x " * 90, max_own_tokens=9), may_split=True).ids) == 11
 
 
-def test_a_text_is_split_into_so_many_parts_and_no_more(tiny_folder: TinyFolder) -> None:
+def test_a_text_is_split_into_at_most_1024_parts(tiny_folder: TinyFolder) -> None:
     ours = reader(load("bert-mean", tiny_folder)[0], max_tokens=5)
     assert len(parts(ours, TextInput("x " * 3 * 1024))) == 1024
     refused = rejection(ours, TextInput("x " * (3 * 1024 + 1)), may_split=True)

@@ -144,7 +144,7 @@ def test_no_inputs_give_no_outputs(small: TextTokenizer) -> None:
         (TextInput("\udfff"), "input", "The input is not valid Unicode: it has half of a surrogate pair."),
     ],
 )
-def test_an_input_that_cannot_be_used_is_refused_in_words(
+def test_an_input_that_cannot_be_used_is_rejected_in_words(
     given: TextInput, param: str, message: str, small: TextTokenizer
 ) -> None:
     refused = rejection(small, given)
@@ -157,7 +157,7 @@ def test_half_a_surrogate_pair_cannot_be_tokenized(small: TextTokenizer) -> None
         small.tokenize("\ud800", add_special_tokens=True)
 
 
-def test_a_text_with_a_token_that_the_weights_lack_is_refused(tiny_folder: TinyFolder) -> None:
+def test_a_text_with_a_token_that_the_weights_lack_is_rejected(tiny_folder: TinyFolder) -> None:
     source, _ = load("bert-mean", tiny_folder)
     source.backend.add_tokens(["unheardof"])
     tokenizer = reader(source, max_tokens=12, vocabulary=1500)

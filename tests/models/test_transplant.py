@@ -126,7 +126,7 @@ def test_the_last_token_that_is_not_padding_is_read_where_the_architecture_does_
     assert np.abs(np.array(found) - expected.numpy()).max() < 2e-5
 
 
-def test_a_head_that_reads_more_than_one_row_is_refused() -> None:
+def test_a_head_that_reads_more_than_one_row_is_rejected() -> None:
     class Largest(hf.BertForSequenceClassification):  # type: ignore[misc]  # transformers has no types
         def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
             hidden = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)[0]
@@ -137,7 +137,7 @@ def test_a_head_that_reads_more_than_one_row_is_refused() -> None:
         LabelsHead(whole, PackedTransformer(whole.base_model), 3)
 
 
-def test_a_head_that_mixes_tokens_is_refused() -> None:
+def test_a_head_that_mixes_tokens_is_rejected() -> None:
     class Neighbours(hf.BertForTokenClassification):  # type: ignore[misc]
         def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
             hidden = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)[0]
@@ -148,7 +148,7 @@ def test_a_head_that_mixes_tokens_is_refused() -> None:
         TokenLabelsHead(whole, PackedTransformer(whole.base_model), 3)
 
 
-def test_another_number_of_labels_than_the_heads_is_refused() -> None:
+def test_another_number_of_labels_than_the_heads_is_rejected() -> None:
     whole = made(ROWS["bert"][0])
     with pytest.raises(ConfigError, match=r"gives \[3\] logits for an input, and there are 2 labels"):
         LabelsHead(whole, PackedTransformer(whole.base_model), 2)
@@ -196,7 +196,7 @@ def test_threads_that_call_a_head_at_once_get_their_own_logits() -> None:
 
 
 @pytest.mark.parametrize("entries", [[VOCABULARY], [-1]])
-def test_entries_that_the_vocabulary_does_not_have_are_refused(entries: list[int]) -> None:
+def test_entries_that_the_vocabulary_does_not_have_are_rejected(entries: list[int]) -> None:
     whole = made(lambda: hf.Qwen3ForCausalLM(qwen3_config(VOCABULARY)))
     with pytest.raises(ConfigError, match=f"token id {entries[0]} is not one of the {VOCABULARY}"):
         TransplantedHead(whole, entries=entries)

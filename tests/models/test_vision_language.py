@@ -442,7 +442,7 @@ def test_bfloat16_is_as_near_as_it_can_be(kind: str, load: Load) -> None:
 
 
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
-def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, load: Load) -> None:
+def test_weights_are_laid_out_for_the_processor_in_image_encoder_and_language_model(kind: str, load: Load) -> None:
     tower = load(kind).towers["image"]
     assert isinstance(tower, VisionLanguageTower)
     for part in tower.image_embedder.parts():
@@ -479,7 +479,7 @@ def rejection(model: Encoder, given: TextInput | Image, **others: Any) -> Invali
     return caught.value
 
 
-def test_an_input_that_is_too_long_is_refused(load: Load) -> None:
+def test_an_input_that_is_too_long_is_rejected(load: Load) -> None:
     messages: Messages = [("user", [SQUARE] * 9)]
     error = rejection(load("qwen2-vl"), said(messages))
     assert "maximum context length is 320 tokens" in str(error)
@@ -538,7 +538,7 @@ def test_a_text_cannot_pose_as_an_image(load: Load) -> None:
         assert error.param == "messages"
 
 
-def test_an_image_that_is_none_is_named_by_its_place(load: Load) -> None:
+def test_an_invalid_image_is_named_by_its_place(load: Load) -> None:
     model = load("qwen2-vl")
     error = rejection(model, said([("user", [WIDE, b"no image", TALL])]))
     assert str(error).startswith("Image 2 of 3: ")
@@ -566,14 +566,14 @@ def loaded(folder: Path) -> Encoder:
     return load_model(EngineConfig(model=str(folder), dtype="float32"))
 
 
-def test_a_folder_without_an_image_processor_is_refused(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+def test_a_folder_without_an_image_processor_is_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = copied("qwen2-vl", tiny_folder, tmp_path)
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigError, match=r"preprocessor_config\.json"):
         loaded(folder)
 
 
-def test_patches_that_are_merged_otherwise_than_the_weights_want_are_refused(
+def test_patches_that_are_merged_otherwise_than_the_weights_want_are_rejected(
     tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
     folder = copied("qwen2-vl", tiny_folder, tmp_path)
@@ -650,7 +650,7 @@ def test_folders_of_other_versions_give_the_same(
         ),
     ],
 )
-def test_models_that_are_shown_images_in_other_ways_are_refused(
+def test_models_that_are_shown_images_in_other_ways_are_rejected(
     kind: str, changes: dict[str, Any], reason: str, tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
     folder = copied(kind, tiny_folder, tmp_path)
@@ -671,7 +671,7 @@ def test_wrong_image_positions_are_found_out(tiny_folder: TinyFolder, monkeypatc
 
 
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
-def test_the_card_names_the_class_and_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_the_card_names_the_class_and_counts_all_parameters(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     stored = load_file(tiny_folder(kind) / "model.safetensors")
     own = sum(weight.numel() for name, weight in stored.items() if not name.startswith("lm_head"))
     card = load(kind).card

@@ -123,7 +123,7 @@ def test_rows_of_their_own_are_laid_out_without_waiting(
         pytest.param(lambda x: x.new_ones(3).repeat_interleave(x.long()), id="repeats whose number is not told"),
     ],
 )
-def test_whatever_waits_is_seen(wait: Any, inference: bool) -> None:
+def test_every_wait_is_noticed(wait: Any, inference: bool) -> None:
     waits = Waits()
     try:
         with torch.inference_mode(inference), waits.counted():

@@ -35,7 +35,7 @@ def test_rounds_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"plan": "short", "cpu": "another"}, {"plan": "short"}])
-def test_rounds_of_another_comparison_are_refused(settings: dict[str, str], tmp_path: Path) -> None:
+def test_rounds_of_another_comparison_are_rejected(settings: dict[str, str], tmp_path: Path) -> None:
     KeptRounds(settings, folder=tmp_path).add("abc", [])
     with pytest.raises(OtherSettings, match=r"another cpu: .*, and now it is this one"):
         KeptRounds(SETTINGS, folder=tmp_path).load()

@@ -251,7 +251,7 @@ async def test_a_crash_fails_the_leader_and_another_takes_over(monkeypatch: pyte
     assert model.forwarded == [["busy"], ["same"], ["same"]], "it was lost with the row in its hand"
 
 
-async def test_a_drain_gives_those_who_follow_their_outcome_too() -> None:
+async def test_a_drain_gives_the_followers_their_outcome_too() -> None:
     gate = Gate()
     async with busy_engine(LetterModel(on_forward=gate), gate) as (engine, callers):
         callers.ask("leader", "same")

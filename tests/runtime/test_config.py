@@ -18,6 +18,6 @@ def test_images_have_a_thread_for_each_core_unless_the_setting_says_how_many(
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True])
-def test_a_limit_that_is_none_is_refused_by_its_name(limit: int) -> None:
+def test_an_invalid_limit_is_rejected_by_its_name(limit: int) -> None:
     with pytest.raises(ConfigError, match="image_preprocess_limit"):
         EngineConfig(image_preprocess_limit=limit)

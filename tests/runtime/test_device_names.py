@@ -38,7 +38,7 @@ def test_devices_are_named_one_by_one(device: str, names: tuple[str, ...]) -> No
         ("cuda:0,cuda", "device='cuda:0,cuda': part 2: has no number; several GPUs are named by numbers, each once"),
     ],
 )  # fmt: skip
-def test_what_names_no_devices_is_refused_by_its_place(device: str, message: str) -> None:
+def test_a_text_that_names_no_devices_is_rejected_by_its_place(device: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         EngineConfig(device=device)
     assert str(refused.value) == message

@@ -170,7 +170,7 @@ async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
-async def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
+async def test_an_invalid_timeout_is_rejected(timeout_s: float) -> None:
     async with engine_on(LetterModel()) as engine:
         with pytest.raises(InvalidInput, match="timeout_s"):
             await engine.embed("a", timeout_s=timeout_s)
@@ -325,7 +325,7 @@ async def test_an_encode_that_raises_fails_its_request_and_no_worker(items: int)
         await engine.embed("fine")
 
 
-async def test_requests_over_the_limit_are_refused_at_once() -> None:
+async def test_requests_over_the_limit_are_rejected_at_once() -> None:
     gate = Gate()
     async with engine_on(LetterModel(on_forward=gate), max_requests=2) as engine:
         async with anyio.create_task_group() as tasks:
@@ -469,7 +469,7 @@ async def test_opening_that_is_cancelled_leaves_no_channel_open(turns: int) -> N
 
 
 @pytest.mark.parametrize("given", [None, "1", 0, -1, math.nan, True, [1]])
-async def test_a_time_limit_that_is_none_is_rejected(given: Any) -> None:
+async def test_an_invalid_time_limit_is_rejected(given: Any) -> None:
     async with engine_on(LetterModel()) as engine:
         with pytest.raises(InvalidInput, match=r"timeout_s=.*: must be a number of seconds above 0") as caught:
             await engine.embed("a", timeout_s=given)

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], str, int | None]] =
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_a_wrong_argument_is_refused_by_its_name(what: str) -> None:
+async def test_a_wrong_argument_is_rejected_by_its_name(what: str) -> None:
     ask, param, index = REFUSED[what]
     async with an_engine() as engine:
         with pytest.raises(InvalidInput) as caught:
@@ -100,7 +100,7 @@ async def test_texts_may_come_from_any_iterable() -> None:
         assert found.shape == (2,)
 
 
-def test_an_aggregation_that_is_not_known_is_refused() -> None:
+def test_an_aggregation_that_is_not_known_is_rejected() -> None:
     card = replace(CARD, outputs=(Output.TOKEN_LABELS,), labels=("O", "B-PER"))
     request = TokenClassifyRequest(inputs=(TextInput("a"),), aggregation="nope")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="none, simple, first, average, max") as caught:
@@ -108,7 +108,7 @@ def test_an_aggregation_that_is_not_known_is_refused() -> None:
     assert caught.value.param == "aggregation"
 
 
-def test_dimensions_are_refused_where_no_dense_vector_is_asked_for() -> None:
+def test_dimensions_are_rejected_where_no_dense_vector_is_asked_for() -> None:
     card = replace(CARD, outputs=(Output.DENSE, Output.MULTI_VECTOR))
     for dimensions in (2, card.width):
         request = EmbedRequest(

@@ -145,7 +145,7 @@ async def test_a_cancelled_block_stops_the_engine() -> None:
     assert engine.phase == "stopped"
 
 
-async def test_an_error_of_opening_is_raised_to_who_opens() -> None:
+async def test_an_error_of_opening_is_raised_to_the_caller_that_opens() -> None:
     found: str | None = None
 
     @asynccontextmanager
@@ -181,7 +181,7 @@ async def test_opening_that_is_cancelled_is_undone_before_the_caller_goes_on() -
     assert said == ["undone"]
 
 
-async def test_an_error_of_closing_is_raised_to_who_closes() -> None:
+async def test_an_error_of_closing_is_raised_to_the_caller_that_closes() -> None:
     @asynccontextmanager
     async def opens() -> AsyncIterator[int]:
         await anyio.lowlevel.checkpoint()

@@ -55,7 +55,7 @@ IMAGES: Sequence[PreparedImage] = [
 ]
 
 
-def test_whatever_differs_makes_another_identity() -> None:
+def test_any_difference_makes_another_identity() -> None:
     payloads: list[Payload] = [*SEQUENCES, *IMAGES]
     made = [IDENTITIES.of(payload) for payload in payloads]
     assert len(set(made)) == len(made)

@@ -35,7 +35,7 @@ def test_a_text_gets_the_prompt_of_what_it_is_said_to_be(card: ModelCard, name: 
 
 
 @pytest.mark.parametrize(("card", "name"), [(CARD, "query"), (E5, "classification"), (BGE, "")])
-def test_a_prompt_that_the_model_does_not_have_is_refused(card: ModelCard, name: str) -> None:
+def test_a_prompt_that_the_model_does_not_have_is_rejected(card: ModelCard, name: str) -> None:
     with pytest.raises(InvalidInput, match="not one of the model's prompts"):
         plan(EmbedRequest(inputs=(TextInput("a"),), prompt_name=name), card)
 

@@ -184,7 +184,7 @@ async def test_it_can_be_emptied_while_the_engine_runs() -> None:
 
 
 @pytest.mark.anyio
-async def test_rows_are_kept_for_those_who_come_after_the_caller_has_left() -> None:
+async def test_rows_are_kept_for_later_requests_after_the_caller_has_left() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with busy_engine(model, gate, result_cache_mb=1) as (engine, callers):
@@ -221,6 +221,6 @@ async def test_without_memory_for_it_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
-def test_memory_that_cannot_be_is_refused(value: int) -> None:
+def test_an_impossible_size_of_memory_is_rejected(value: int) -> None:
     with pytest.raises(ConfigError, match="result_cache_mb"):
         EngineConfig(result_cache_mb=value)

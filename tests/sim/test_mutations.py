@@ -25,6 +25,6 @@ def test_a_planted_bug_is_noticed(name: str) -> None:
     assert not own_errors, "it dies of an error of its own, and so is no mutant"
 
 
-def test_only_mutants_that_there_are_are_listed() -> None:
+def test_only_existing_mutants_are_listed() -> None:
     assert not EQUIVALENT.keys() - MUTANTS.keys()
     assert not KEPT.keys() - set(names())

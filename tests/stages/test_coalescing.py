@@ -133,7 +133,7 @@ def test_of_those_that_are_alike_one_goes_and_all_get_its_row() -> None:
     assert world.is_empty()
 
 
-def test_what_is_done_is_begun_anew_for_whoever_comes_later() -> None:
+def test_finished_work_begins_anew_for_a_later_request() -> None:
     world = World()
     world.asks("a")
     batch = world.next_batch()
@@ -284,7 +284,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 12), st.booleans())
-def test_whatever_happens_each_who_waits_gets_one_row(
+def test_each_request_that_waits_gets_one_row_whatever_happens(
     script: list[tuple[str, int | tuple[str, Asker]]], max_cost: int, pads: bool
 ) -> None:
     world = World(max_cost=max_cost, pads=pads)

@@ -90,7 +90,7 @@ async def test_the_images_of_a_conversation_keep_their_places() -> None:
     assert_array_equal(result.embeddings, [expected("ABC")])
 
 
-async def test_urls_are_refused_where_nothing_fetches() -> None:
+async def test_urls_are_rejected_where_nothing_fetches() -> None:
     async with engine_on(SeeingModel()) as engine:
         with pytest.raises(UrlNotAllowed, match=r"fetching is off.*--allow-media-domain") as caught:
             await ask(engine, "text", image("A"), at("B"))

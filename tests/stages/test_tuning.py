@@ -91,13 +91,13 @@ def predictions_near_the_target_delay_are_refused() -> bool:
     model = ServiceTimeModel()
     for tokens in [100, 1000] * 50:
         model.observe(tokens, tokens / 1000)
-    admission = door(model, target_delay_s=10.0)
+    admission = admission_of(model, target_delay_s=10.0)
     admission.enter(body_bytes=100, timeout_s=inf)
     return admission.overload(4 * 9000) is not None and admission.overload(4 * 1000) is None
 
 
 def one_tenant_leaves_room_for_others() -> bool:
-    admission = door(ServiceTimeModel(), max_requests=80)
+    admission = admission_of(ServiceTimeModel(), max_requests=80)
     mine = RequestClass(tenant="mine")
     try:
         for _ in range(80):
@@ -132,7 +132,7 @@ class Use(NamedTuple):
     holds: Callable[[], bool]
 
 
-def door(model: ServiceTimeModel, **limits: Any) -> controller.Admission:
+def admission_of(model: ServiceTimeModel, **limits: Any) -> controller.Admission:
     service_times: Mapping[Lane, LaneServiceTime] = {"text": LaneServiceTime(budget=Budget(2048), device=model)}
     return controller.Admission(EngineConfig(**limits), service_times, {"text": 131_072}, lambda: 0.0)
 

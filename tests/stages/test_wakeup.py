@@ -11,7 +11,7 @@ from tests.doubles import until
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_wakes_who_waits_and_who_comes_later() -> None:
+async def test_it_wakes_tasks_that_wait_and_tasks_that_come_later() -> None:
     event, woken = wakeup(), list[str]()
 
     async def wait(name: str) -> None:

@@ -22,19 +22,19 @@ def test_every_input_is_in_exactly_one_stretch_in_order(
     assert all(one.count for one in found) or found == [InputRange(0, 0)]
 
 
-def test_stretches_are_as_long_as_they_may_be() -> None:
+def test_batches_are_as_long_as_they_may_be() -> None:
     assert list(split(["a"] * 7, max_items=3)) == [InputRange(0, 3), InputRange(3, 3), InputRange(6, 1)]
 
 
-def test_a_stretch_holds_so_many_characters_and_a_longer_text_goes_alone() -> None:
+def test_a_batch_holds_max_characters_and_a_longer_text_goes_alone() -> None:
     found = list(split(["aa", "aa", "a" * 9, "aa", "aa"], max_items=9, max_characters=4))
     assert found == [InputRange(0, 2), InputRange(2, 1), InputRange(3, 2)]
 
 
-def test_a_stretch_is_of_one_form() -> None:
+def test_a_batch_is_of_one_form() -> None:
     found = list(split(["a", (1, 2), (3,), ("a", "b"), "c"], max_items=9))
     assert found == [InputRange(0, 1), InputRange(1, 2), InputRange(3, 1), InputRange(4, 1)]
 
 
-def test_no_inputs_are_one_request_that_the_server_refuses() -> None:
+def test_no_inputs_are_one_request_that_the_server_rejects() -> None:
     assert list(split([], max_items=9)) == [InputRange(0, 0)]

@@ -284,7 +284,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_raised_there(blocking: bool
     assert raised.value.index == 6
 
 
-async def test_a_batch_of_a_stream_that_is_refused_is_named(blocking: bool) -> None:
+async def test_a_batch_of_a_stream_that_is_rejected_is_named(blocking: bool) -> None:
     def in_thread(url: str) -> None:
         with Client(url, batch_items=1) as client, client.embed_stream(["a", ""]) as stream:
             assert next(stream)[0] == 0
@@ -380,7 +380,7 @@ async def test_what_is_wrong_with_a_later_batch_is_an_error_of_its_own_class(blo
             await ask("embed", [*["a"] * 9, Image("a path")])
 
 
-async def test_what_the_server_refuses_is_raised_as_the_engine_raises_it(blocking: bool) -> None:
+async def test_a_rejection_by_the_server_is_raised_as_the_engine_raises_it(blocking: bool) -> None:
     async with letters() as (url, _), asking(blocking, url) as ask:
         with pytest.raises(InvalidInput) as raised:
             await ask("embed", ["fine", ""])
@@ -394,7 +394,7 @@ async def test_what_the_server_refuses_is_raised_as_the_engine_raises_it(blockin
             await ask("embed", "a")
 
 
-async def test_a_refusal_for_overload_is_repeated_until_there_is_room(blocking: bool) -> None:
+async def test_a_rejection_for_overload_is_repeated_until_there_is_room(blocking: bool) -> None:
     gate, model = Gate(), LetterModel()
     model.on_preprocess = gate
     retry = RetryPolicy(retries=100, first_pause_s=0.01)
@@ -545,7 +545,7 @@ def test_a_key_is_not_shown(client: type[Client | AsyncClient]) -> None:
     ],
 )
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_a_setting_that_makes_no_sense_is_refused(
+def test_a_setting_that_makes_no_sense_is_rejected(
     client: type[Client | AsyncClient], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:

@@ -109,7 +109,7 @@ def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents
         ([Image("a/path.png")], "bytes of a file, or a URL"),
     ],
 )
-def test_what_a_request_cannot_say_is_refused(contents: Sequence[Any], message: str) -> None:
+def test_contents_that_a_request_cannot_hold_are_rejected(contents: Sequence[Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         embedding(contents)
 

@@ -76,7 +76,7 @@ def test_a_result_is_returned_at_once() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_is_repeated_when_the_server_says(status: int) -> None:
+def test_a_rejection_is_repeated_when_the_server_says(status: int) -> None:
     drive = Drive([rejection(status, retry_after="3"), rejection(status, retry_after="2"), DONE])
     assert drive.run() == DONE
     assert drive.pauses == [3.0, 2.0]
@@ -108,7 +108,7 @@ def test_no_pause_is_too_long_or_ends_before_the_server_wants_it(
         assert (after_s or 0) <= pause_s <= max_pause_s
 
 
-def test_those_who_were_refused_together_do_not_come_back_together() -> None:
+def test_clients_that_were_rejected_together_do_not_come_back_together() -> None:
     pauses = {RetryPolicy().pause_s(0, retry_after_s=1.0, luck=luck / 10) for luck in range(11)}
     assert len(pauses) == 11
 
@@ -197,7 +197,7 @@ def test_an_error_carries_what_an_operator_looks_for() -> None:
     assert raised.value.status == 500
 
 
-def test_a_text_that_is_no_text_is_refused_before_it_is_sent() -> None:
+def test_an_invalid_text_is_rejected_before_it_is_sent() -> None:
     drive = Drive([], request=Request(path="/", fields={"input": "\ud800"}))
     with pytest.raises(InvalidInput, match="surrogate"):
         drive.run()
@@ -228,6 +228,6 @@ def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], seconds: floa
 @pytest.mark.parametrize(
     ("setting", "value"), [("retries", -1), ("first_pause_s", 0), ("max_pause_s", math.nan), ("max_pause_s", 1e9)]
 )
-def test_a_policy_that_makes_no_sense_is_refused(setting: str, value: float) -> None:
+def test_a_policy_that_makes_no_sense_is_rejected(setting: str, value: float) -> None:
     with pytest.raises(ConfigError, match=setting):
         RetryPolicy(**{setting: value})  # type: ignore[arg-type]

@@ -151,13 +151,13 @@ def test_what_is_wrong_is_told_as_if_nothing_had_been_extracted(body: bytes) -> 
      f"data:text/html;base64{LONG}", f"data:image/png;base64,{LONG}A", LONG + "===="],
 )  # fmt: skip
 @pytest.mark.parametrize("escaped", [True, False])
-def test_a_long_text_where_an_image_is_wanted_is_refused(long: str, escaped: bool) -> None:
+def test_a_long_text_where_an_image_is_wanted_is_rejected(long: str, escaped: bool) -> None:
     with pytest.raises(InvalidInput, match=r"input\[0\].image: expected "):
         read(as_json({"input": [{"image": long}]}, ensure_ascii=escaped))
 
 
 @pytest.mark.parametrize("raw", [b"\n", b"\r", b"\t", b"\x0b", b"\x00", b"\xff"])
-def test_what_no_text_of_json_may_hold_is_refused_in_an_image_too(raw: bytes) -> None:
+def test_bytes_that_no_json_text_may_hold_are_rejected_in_an_image_too(raw: bytes) -> None:
     body = as_json({"input": [{"image": LONG}]})
     with pytest.raises(InvalidInput):
         openai.read_embeddings(body.replace(b"A", raw + b"A", 1), CARD)

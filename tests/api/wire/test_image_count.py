@@ -80,7 +80,7 @@ def test_a_route_of_images_alone_shows_them_as_texts() -> None:
     assert count_images(b"{}", only_images=True) is None
 
 
-def test_what_cannot_be_told_is_not_known() -> None:
+def test_an_unclear_count_is_unknown() -> None:
     assert count_images(b'{"input":"image"}') is None
     assert count_images(b'{"input":"%s"}' % (b"a" * LOOK_BYTES)) is None
     assert count_images(b'{"input":[%s"a"]}' % (b'"a text",' * KEPT_BYTES)) is None

@@ -253,7 +253,7 @@ def test_a_background_is_a_colour(colour: object) -> None:
         (1, "expected a text"),
     ],
 )
-def test_what_is_no_image_is_refused_by_its_place_and_not_repeated(url: object, what: str) -> None:
+def test_anything_but_an_image_is_rejected_by_its_place_and_not_repeated(url: object, what: str) -> None:
     shown = {"type": "image_url", "image_url": {"url": url}}
     message, param, index = rejection(input=[[{"role": "u", "content": "a"}], [{"role": "u", "content": [shown]}]])
     assert message.startswith(f"input[1][0].content[0].image_url.url: {what}")
@@ -330,7 +330,7 @@ def test_every_image_is_read_as_it_was_written(data: bytes, space: str, width: i
 
 
 @given(st.text() | st.text().map("data:image/png;base64,".__add__) | st.text(st.sampled_from("AQ=:/+-_%;, dat")))
-def test_whatever_is_written_is_an_image_or_refused(text: str) -> None:
+def test_any_text_is_an_image_or_rejected(text: str) -> None:
     for bare in (True, False):
         try:
             image = read_image(text, "a[0].b", 0, bare=bare)

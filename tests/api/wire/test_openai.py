@@ -154,7 +154,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         ),
     ],
 )
-def test_a_wrong_body_is_refused_in_one_line_that_says_where(
+def test_a_wrong_body_is_rejected_in_one_line_that_says_where(
     body: bytes, message: str, param: str | None, index: int | None
 ) -> None:
     error = rejection(body)
@@ -171,12 +171,12 @@ def test_a_wrong_body_is_refused_in_one_line_that_says_where(
         rb'{"input":"\udc00"}',
     ],
 )
-def test_half_of_a_surrogate_pair_is_refused(body: bytes) -> None:
+def test_half_of_a_surrogate_pair_is_rejected(body: bytes) -> None:
     assert str(rejection(body)) == "The body is not valid JSON: a text in it holds half of a surrogate pair"
 
 
 @pytest.mark.parametrize("body", [b"", rb'{"input":"\ud83d', rb'{"input":"\ud83d\ude0'])
-def test_a_body_that_is_cut_off_is_refused_as_such(body: bytes) -> None:
+def test_a_body_that_is_cut_off_is_rejected_as_such(body: bytes) -> None:
     assert str(rejection(body)) == "The body is not valid JSON: Input data was truncated"
 
 
@@ -284,7 +284,7 @@ def test_a_prompt_is_named_in_either_way_or_given(
         {"prompt": "", "input_type": "q"},
     ],
 )
-def test_two_prompts_are_refused(fields: dict[str, str]) -> None:
+def test_two_prompts_are_rejected(fields: dict[str, str]) -> None:
     assert rejection(json.dumps({"input": "a", **fields}).encode()).param in fields
 
 

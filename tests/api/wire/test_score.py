@@ -77,7 +77,7 @@ NAMES = sorted({name for pair in PAIRS for name in pair})
         if names not in map(tuple, map(sorted, PAIRS))
     ],
 )
-def test_anything_but_one_pair_of_names_is_refused(names: tuple[str, ...]) -> None:
+def test_anything_but_one_pair_of_names_is_rejected(names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput) as caught:
         scored(**dict.fromkeys(names, "a"))
     assert caught.value.param in NAMES

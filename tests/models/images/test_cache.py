@@ -116,7 +116,7 @@ def test_a_thread_that_takes_too_long_is_waited_for_no_more_by_anyone() -> None:
     assert (statistics.misses, statistics.entries, statistics.bytes) == (2, 1, 3 * 8 * 8 + ENTRY_BYTES)
 
 
-def test_who_waited_too_long_is_waited_for_by_those_who_come_later() -> None:
+def test_a_caller_that_gave_up_waiting_makes_the_image_for_later_callers() -> None:
     cache, hung, next_one = ImageCache(10**6, patience_s=0.05), Maker(some(), open=False), Maker(some(), open=False)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(cache.get, b"a", hung)
@@ -164,7 +164,7 @@ def test_an_image_that_is_larger_than_the_cache_is_given_and_not_kept() -> None:
     assert (cache.statistics.entries, cache.statistics.bytes) == (1, 100 + ENTRY_BYTES)
 
 
-def test_clearing_while_an_image_is_made_gives_it_to_those_who_wait_and_keeps_nothing() -> None:
+def test_clearing_while_an_image_is_made_gives_it_to_waiting_callers_and_keeps_nothing() -> None:
     cache, make = ImageCache(10**6), Maker(some(), open=False)
     cache.get(b"old", Maker(some()))
     with ThreadPoolExecutor(3) as pool:

@@ -97,7 +97,7 @@ def test_every_format_of_the_list_is_read(format: str) -> None:
         (b"\x00\x00\x00\x18ftypisom" + bytes(40), "MP4"),
     ],
 )
-def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, name: str) -> None:
+def test_another_format_is_rejected_by_its_name_and_never_opened(data: bytes, name: str) -> None:
     refused = rejection(data)
     assert type(refused) is UnsupportedMedia
     assert f"in the format {name}:" in str(refused)
@@ -115,14 +115,14 @@ def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, nam
         encode(drawing(8, 8), "TGA"),
     ],
 )
-def test_what_is_no_image_is_refused_without_repeating_it(data: bytes) -> None:
+def test_anything_but_an_image_is_rejected_and_not_repeated(data: bytes) -> None:
     refused = rejection(data)
     assert type(refused) is UnsupportedMedia
     assert str(refused).startswith("The image is in no known format")
     assert "secret" not in str(refused)
 
 
-def test_an_image_of_no_bytes_is_refused() -> None:
+def test_an_image_of_no_bytes_is_rejected() -> None:
     refused = rejection(b"")
     assert type(refused) is UnusableMedia
     assert "0 bytes" in str(refused)
@@ -347,7 +347,7 @@ def test_of_an_animation_the_first_frame_is_read_and_the_others_are_not(
     assert set(frames) <= {0}
 
 
-def test_an_image_above_the_limit_of_pixels_is_refused_by_its_header() -> None:
+def test_an_image_above_the_limit_of_pixels_is_rejected_by_its_header() -> None:
     bombs = {
         "PNG": png(50_000, 50_000, data=bytes(10)),
         "JPEG": _with_size_of_jpeg(encode(drawing(8, 8), "JPEG"), 65_000, 65_000),
@@ -392,7 +392,7 @@ def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
     assert type(rejection(small, Limits(2**20, 99))) is TooLarge
 
 
-def test_an_image_above_the_limit_of_bytes_is_refused() -> None:
+def test_an_image_above_the_limit_of_bytes_is_rejected() -> None:
     data = encode(drawing(10, 10))
     refused = rejection(data, Limits(len(data) - 1, 1000))
     assert type(refused) is TooLarge
@@ -400,7 +400,7 @@ def test_an_image_above_the_limit_of_bytes_is_refused() -> None:
     assert decode(data, Limits(len(data), 1000)).shape == (10, 10, 3)
 
 
-def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
+def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_rejected() -> None:
     packed = zlib.compress(bytes(100 * 2**20))
     info = PngInfo()
     info.add_text("comment", "x" * (2 * 2**20), zip=True)
@@ -416,7 +416,7 @@ def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
     assert type(rejection(png(4, 4, *many, data=bytes(4 * 13)))) is UnusableMedia
 
 
-def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+def test_a_jpeg_of_very_many_scans_is_rejected() -> None:
     data = encode(drawing(64, 64), "JPEG", progressive=True)
     scan = data.index(b"\xff\xda")
     end = data.index(b"\xff", scan + 14)
@@ -481,13 +481,13 @@ def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
     assert scans <= 12
 
 
-def test_a_jpeg_of_endless_segments_is_refused() -> None:
+def test_a_jpeg_of_endless_segments_is_rejected() -> None:
     data = SMALL["JPEG"]
     refused = rejection(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
     assert f"more than {MAX_SEGMENTS} segments" in str(refused)
 
 
-def test_a_jpeg_of_twelve_bits_is_refused_by_that_name() -> None:
+def test_a_jpeg_of_twelve_bits_is_rejected_by_that_name() -> None:
     data = bytearray(SMALL["JPEG"])
     data[data.index(b"\xff\xc0") + 4] = 12
     refused = rejection(bytes(data))
@@ -539,7 +539,7 @@ def test_what_lies_between_the_end_of_a_jpeg_and_its_scans_is_not_looked_for() -
     assert "damaged or ends early" in str(rejection(data))
 
 
-def test_a_jpeg_of_endless_tables_is_refused() -> None:
+def test_a_jpeg_of_endless_tables_is_rejected() -> None:
     tables = (b"\xff\xdb\x00\x43\x00" + bytes([1] * 64)) * 1000
     refused = rejection(SMALL["JPEG"][:2] + tables + SMALL["JPEG"][2:])
     assert f"at most {MAX_TABLE_BYTES} are read" in str(refused)
@@ -563,7 +563,7 @@ PARTS: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_file_of_very_many_parts_is_refused(kind: str) -> None:
+def test_a_file_of_very_many_parts_is_rejected(kind: str) -> None:
     format, data = PARTS[kind]
     assert f"is a {format} of very many small parts: at most {FREE_READS} are read" in str(rejection(data))
 
@@ -582,7 +582,7 @@ def test_a_large_file_is_read_in_few_parts(format: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
-def test_a_png_of_very_many_packed_texts_is_refused(kind: bytes) -> None:
+def test_a_png_of_very_many_packed_texts_is_rejected(kind: bytes) -> None:
     # Their checksums are wrong, so that Pillow unpacks each and counts none.
     text = (b"p\x00\x01\x00\x00\x00" if kind == b"iTXt" else b"p\x00\x00") + zlib.compress(bytes(1000))[:-4] + bytes(4)
     assert decode(_with_chunks(kind, MAX_PACKED, b"IDAT", body=text)).shape == (24, 24, 3)
@@ -606,7 +606,7 @@ def test_a_bmp_in_run_length_codes_is_read_up_to_a_size() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_ends_early_is_refused(format: str) -> None:
+def test_a_file_that_ends_early_is_rejected(format: str) -> None:
     data = encode(drawing(64, 64), format)
     # A GIF or JPEG that lacks its last byte or two shows all of its image.
     for length in (1, 5, 12, 20, 31, len(data) // 4, len(data) // 2, len(data) * 3 // 4):
@@ -619,7 +619,7 @@ def test_a_file_that_ends_early_is_refused(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_shows_an_image_of_its_size(format: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_rejected_or_shows_an_image_of_its_size(format: str, data: st.DataObject) -> None:
     whole = bytearray(SMALL[format])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(whole) - 1))
@@ -640,7 +640,7 @@ def test_a_damaged_file_is_refused_or_shows_an_image_of_its_size(format: str, da
     st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x10\x00\x00\x00WEBPVP8 ", b"GIF89a", b""]),
     st.binary(max_size=300),
 )
-def test_bytes_that_only_begin_like_an_image_are_refused(beginning: bytes, rest: bytes) -> None:
+def test_bytes_that_only_begin_like_an_image_are_rejected(beginning: bytes, rest: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = outcome(beginning + rest)
@@ -649,7 +649,7 @@ def test_bytes_that_only_begin_like_an_image_are_refused(beginning: bytes, rest:
 
 
 @pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (1, 201), (402, 2)])
-def test_a_line_is_refused_where_its_shape_would_be_kept(size: tuple[int, int], family_folder: Folder) -> None:
+def test_a_line_is_rejected_where_its_shape_would_be_kept(size: tuple[int, int], family_folder: Folder) -> None:
     width, height = size
     given = Image(encode(Pillow.new("L", size)))
     for family in ("clip", "dinov2", "qwen2-vl"):

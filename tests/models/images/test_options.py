@@ -87,7 +87,7 @@ def test_options_change_an_image_as_they_do_in_transformers(
         ("clip", {"rgba_background_color": [0, 0, 256]}, "rgba_background_color must be three whole numbers"),
     ],
 )
-def test_an_option_that_is_not_possible_is_refused_by_its_name(
+def test_an_option_that_is_not_possible_is_rejected_by_its_name(
     family: str, options: dict[str, Any], said: str, family_folder: Folder
 ) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -86,7 +86,7 @@ def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path
 
 
 @ALONE
-def test_a_processor_that_fails_on_a_plain_image_is_refused_at_load(tmp_path: Path) -> None:
+def test_a_processor_that_fails_on_a_plain_image_is_rejected_at_load(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", patch_size=15, do_resize=False)
     with pytest.raises(ConfigError, match="Qwen2VLImageProcessorPil cannot prepare an image: cannot reshape"):
         reader(tmp_path)
@@ -115,7 +115,9 @@ def test_a_processor_that_fails_on_a_plain_image_is_refused_at_load(tmp_path: Pa
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_setting_that_cannot_be_read_is_rejected_by_its_name(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     assert said in rejection(save_settings(tmp_path, **settings))
 
 
@@ -130,7 +132,7 @@ def test_a_class_is_read_or_said_to_want_torchvision(name: str, tmp_path: Path) 
         assert read_image_settings(tmp_path).processor == f"{own}Pil"
 
 
-def test_a_folder_without_an_image_processor_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_an_image_processor_is_rejected(tmp_path: Path) -> None:
     assert rejection(tmp_path).startswith("preprocessor_config.json is missing")
     (tmp_path / "preprocessor_config.json").write_text("{")
     assert rejection(tmp_path).startswith("preprocessor_config.json: cannot be read as JSON")

@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def door(service_time: ServiceTimeModel | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
+def admission_of(service_time: ServiceTimeModel | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
     service_times: dict[Lane, LaneServiceTime] = {
         "text": LaneServiceTime(budget=Budget(2048), device=service_time or ServiceTimeModel())
     }
@@ -47,7 +47,7 @@ IMAGE_BYTES = 500_000
 """A JPEG of 1920 x 1080 in base64."""
 
 
-def door_of_both(
+def admission_of_both(
     text: ServiceTimeModel, image: ServiceTimeModel, decode: ServiceTimeModel | None = None, **limits: Any
 ) -> Admission:
     service_times: dict[Lane, LaneServiceTime] = {
@@ -68,7 +68,7 @@ def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) ->
 
 
 def test_what_enters_leaves_again_whole() -> None:
-    admission = door()
+    admission = admission_of()
     rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
     for room in rooms:
         admission.count_items(room, {"text": 3})
@@ -81,7 +81,7 @@ def test_what_enters_leaves_again_whole() -> None:
 
 
 def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
-    admission = door()
+    admission = admission_of()
     room = admission.enter(body_bytes=400, timeout_s=FOREVER)
     assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
     admission.count_items(room, {"text": 2})
@@ -94,16 +94,16 @@ def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
 
 
 def test_bytes_per_token_are_learned() -> None:
-    admission = door()
+    admission = admission_of()
     for _ in range(200):
         answer(admission, {"text": 20}, body_bytes=200)
     assert admission.statistics().bytes_per_token == pytest.approx(10, rel=0.01)
 
 
 @pytest.mark.parametrize(("limit", "refused"), [("max_requests", "requests"), ("max_bytes", "bytes")])
-def test_each_limit_refuses_what_would_exceed_it(limit: str, refused: str) -> None:
+def test_each_limit_rejects_what_would_exceed_it(limit: str, refused: str) -> None:
     limits: dict[str, Any] = {limit: 2 if refused == "requests" else 200}
-    admission = door(**limits)
+    admission = admission_of(**limits)
     for _ in range(2):
         admission.enter(body_bytes=100, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match=refused):
@@ -113,19 +113,19 @@ def test_each_limit_refuses_what_would_exceed_it(limit: str, refused: str) -> No
 
 
 def test_estimated_tokens_are_limited() -> None:
-    admission = door(max_tokens=100)
+    admission = admission_of(max_tokens=100)
     admission.enter(body_bytes=300, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="100 tokens"):
         admission.enter(body_bytes=300, timeout_s=FOREVER)
 
 
 def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
-    admission = door(measured(1000), target_delay_s=0.1)
+    admission = admission_of(measured(1000), target_delay_s=0.1)
     admission.enter(body_bytes=8000, timeout_s=FOREVER)
 
 
-def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -> None:
-    admission = door(measured(1000), target_delay_s=1.6)
+def test_a_request_beyond_the_target_delay_is_rejected_with_the_time_to_drain() -> None:
+    admission = admission_of(measured(1000), target_delay_s=1.6)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
     admission.enter(body_bytes=400, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match=r"about 1\.2 s") as caught:
@@ -134,8 +134,8 @@ def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -
     assert admission.statistics().refused == {"delay": 1}
 
 
-def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
-    admission = door(measured(1000))
+def test_a_request_that_cannot_be_in_time_is_rejected_at_once() -> None:
+    admission = admission_of(measured(1000))
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
     admission.enter(body_bytes=400, timeout_s=1.0)
     with pytest.raises(DeadlineExceeded):
@@ -144,9 +144,9 @@ def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 1}, {}])
-def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) -> None:
+def test_after_a_rejection_more_are_expected_for_a_moment(limits: dict[str, Any]) -> None:
     clock = Clock()
-    admission = door(measured(1000), clock, **limits)
+    admission = admission_of(measured(1000), clock, **limits)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
     assert not admission.expects_rejections()
     with pytest.raises((Overloaded, DeadlineExceeded)):
@@ -157,7 +157,7 @@ def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) 
 
 
 def test_a_small_request_does_not_pay_for_a_large_one() -> None:
-    admission = door(measured(1000), target_delay_s=0.5)
+    admission = admission_of(measured(1000), target_delay_s=0.5)
     admission.enter(body_bytes=40_000, timeout_s=FOREVER)  # 10 s
     admission.enter(body_bytes=400, timeout_s=0.21)
     with pytest.raises(Overloaded):
@@ -176,7 +176,7 @@ def late(admission: Admission, clock: Clock, took_s: float, of: RequestClass = D
 
 def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> None:
     clock = Clock()
-    admission = door(measured(1e9), clock, target_delay_s=0.5)
+    admission = admission_of(measured(1e9), clock, target_delay_s=0.5)
     stays = admission.enter(body_bytes=0, timeout_s=FOREVER)
     for _ in range(5):
         late(admission, clock, 1.0)
@@ -197,7 +197,7 @@ def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> No
 
 def test_a_tenant_whose_requests_wait_for_each_other_makes_nobody_else_late() -> None:
     clock = Clock()
-    admission = door(measured(1e9), clock, target_delay_s=1.0)
+    admission = admission_of(measured(1e9), clock, target_delay_s=1.0)
     heavy, light = RequestClass(tenant="heavy"), RequestClass(tenant="light")
     admission.enter(body_bytes=0, timeout_s=FOREVER, of=heavy)
     with suppress(Overloaded):
@@ -211,7 +211,7 @@ def test_a_tenant_whose_requests_wait_for_each_other_makes_nobody_else_late() ->
 
 def test_tenants_who_come_once_each_learn_of_each_other_how_late_it_is() -> None:
     clock = Clock()
-    admission = door(measured(1e9), clock, target_delay_s=1.0)
+    admission = admission_of(measured(1e9), clock, target_delay_s=1.0)
     admission.enter(body_bytes=0, timeout_s=FOREVER)
     for number in range(50):
         with suppress(Overloaded):
@@ -222,7 +222,7 @@ def test_tenants_who_come_once_each_learn_of_each_other_how_late_it_is() -> None
 
 def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
     clock = Clock()
-    admission = door(measured(100), clock, target_delay_s=1000)
+    admission = admission_of(measured(100), clock, target_delay_s=1000)
     admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
 
     def take(seconds: float, *, known: bool) -> None:
@@ -243,7 +243,7 @@ def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
 
 
 def test_a_request_too_large_for_any_load_is_told_so() -> None:
-    admission = door(max_bytes=100, max_request_items=3)
+    admission = admission_of(max_bytes=100, max_request_items=3)
     with pytest.raises(TooLarge, match="101 bytes"):
         admission.enter(body_bytes=101, timeout_s=FOREVER)
     room = admission.enter(body_bytes=1, timeout_s=FOREVER)
@@ -254,7 +254,7 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
 @pytest.mark.parametrize("seen", [0, 100])
 def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
     """The result is the same if the server has seen images before."""
-    admission = door_of_both(measured(40_000), measured(40_000))
+    admission = admission_of_both(measured(40_000), measured(40_000))
     for _ in range(seen):
         answer(admission, {"image": 50}, body_bytes=IMAGE_BYTES)
     rooms = [admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER) for _ in range(300)]
@@ -265,7 +265,7 @@ def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
 
 
 def test_a_text_is_let_in_whatever_images_wait() -> None:
-    admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
+    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
     admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
     with pytest.raises(Overloaded, match="would take about") as caught:
@@ -279,7 +279,7 @@ def test_a_text_is_let_in_whatever_images_wait() -> None:
 
 def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
     """Its body looks like that of a text."""
-    admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
+    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
     room = admission.enter(body_bytes=200, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="would take about"):
@@ -290,7 +290,7 @@ def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
 
 
 def test_texts_that_looked_like_images_count_as_what_they_are() -> None:
-    admission = door_of_both(ServiceTimeModel(), ServiceTimeModel(), max_tokens=150_000)
+    admission = admission_of_both(ServiceTimeModel(), ServiceTimeModel(), max_tokens=150_000)
     admission.count_items(admission.enter(body_bytes=400_000, timeout_s=FOREVER), {"text": 500})
     room = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="150000 tokens"):
@@ -303,7 +303,7 @@ def test_images_that_are_slow_to_decode_drain_as_slowly() -> None:
     decode = ServiceTimeModel()
     for _ in range(50):
         decode.observe(1, 0.02)
-    admission = door_of_both(measured(10_000), measured(10_000), decode)
+    admission = admission_of_both(measured(10_000), measured(10_000), decode)
     room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
     admission.count_items(room, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
@@ -330,7 +330,7 @@ MOVES = st.lists(
 def test_whatever_happens_what_is_counted_is_what_is_inside(
     moves: list[tuple[str, int, int, dict[Lane, int]]],
 ) -> None:
-    admission = door_of_both(measured(1000), measured(100), max_tokens=100_000, target_delay_s=20, max_items=40)
+    admission = admission_of_both(measured(1000), measured(100), max_tokens=100_000, target_delay_s=20, max_items=40)
     rooms: list[Reservation] = []
     for move, which, number, inputs in moves:
         room = rooms[which % len(rooms)] if rooms else None
@@ -374,8 +374,8 @@ BULK = Priority.BULK
 HEAVY, LIGHT, NOBODY = RequestClass(tenant="heavy"), RequestClass(tenant="light"), RequestClass()
 
 
-def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
-    admission = door(measured(1000), target_delay_s=10)
+def test_a_tenant_is_not_rejected_for_the_backlog_of_another() -> None:
+    admission = admission_of(measured(1000), target_delay_s=10)
     with pytest.raises(Overloaded, match="would take about"):
         a_backlog(admission, 100, HEAVY)
     (room,) = a_backlog(admission, 1, LIGHT)
@@ -383,7 +383,7 @@ def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
 
 
 def test_requests_of_one_tenant_wait_for_each_other() -> None:
-    admission = door(measured(1000), target_delay_s=30)
+    admission = admission_of(measured(1000), target_delay_s=30)
     rooms = a_backlog(admission, 5, LIGHT)
     assert [round(room.expected_s) for room in rooms] == [1, 2, 3, 4, 5]
     admission.leave(rooms.pop())
@@ -391,7 +391,7 @@ def test_requests_of_one_tenant_wait_for_each_other() -> None:
 
 
 def test_interactive_work_waits_for_an_eighth_of_bulk_work_and_bulk_work_for_seven_of_interactive() -> None:
-    admission = door(measured(1000), target_delay_s=30)
+    admission = admission_of(measured(1000), target_delay_s=30)
     a_backlog(admission, 12, RequestClass(BULK))
     (interactive,) = a_backlog(admission, 1, NOBODY)
     assert interactive.expected_s == pytest.approx(8 / 7, rel=0.05)
@@ -405,7 +405,7 @@ def test_interactive_work_waits_for_an_eighth_of_bulk_work_and_bulk_work_for_sev
 def test_nobody_takes_up_a_limit_alone(of: RequestClass, limit: str) -> None:
     each = {"max_requests": 1, "max_items": 1, "max_tokens": 1000, "max_bytes": 4000}
     limits: dict[str, Any] = {limit: 16 * each[limit]}
-    admission = door(**limits)
+    admission = admission_of(**limits)
     with pytest.raises(Overloaded, match="its part"):
         a_backlog(admission, 100, of)
     assert admission.statistics().requests == 14
@@ -414,7 +414,7 @@ def test_nobody_takes_up_a_limit_alone(of: RequestClass, limit: str) -> None:
 
 
 def test_requests_of_no_tenant_may_take_up_a_limit() -> None:
-    admission = door(max_requests=16)
+    admission = admission_of(max_requests=16)
     a_backlog(admission, 16, NOBODY)
     with pytest.raises(Overloaded, match="16 requests"):
         a_backlog(admission, 1, NOBODY)
@@ -422,7 +422,7 @@ def test_requests_of_no_tenant_may_take_up_a_limit() -> None:
 
 def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
     clock = Clock()
-    admission = door(measured(1e9), clock, target_delay_s=0.5)
+    admission = admission_of(measured(1e9), clock, target_delay_s=0.5)
     admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
     for _ in range(8):
         late(admission, clock, 1.0, RequestClass(BULK))
@@ -431,7 +431,7 @@ def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
 
 
 def test_a_rejection_is_judged_anew_each_time_and_counted() -> None:
-    admission = door(target_delay_s=1.0, max_requests=9)
+    admission = admission_of(target_delay_s=1.0, max_requests=9)
     rooms = a_backlog(admission, 9, NOBODY)
     first, second = admission.overload(4000), admission.overload(4000)
     assert isinstance(first, Overloaded)
@@ -444,7 +444,7 @@ def test_a_rejection_is_judged_anew_each_time_and_counted() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from(Priority), st.booleans()), max_size=30))
 def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | None, Priority, bool]]) -> None:
-    admission = door()
+    admission = admission_of()
     rooms = []
     for tenant, priority, answered in visits:
         room = admission.enter(body_bytes=400, timeout_s=FOREVER, of=RequestClass(priority, tenant))
@@ -460,7 +460,7 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
 
 def test_a_text_counts_for_no_more_than_the_model_reads_of_it() -> None:
     """Else a long text waits for an empty engine, and all later requests behind it."""
-    admission = door()
+    admission = admission_of()
     admission._input_tokens = 256
     room = admission.enter(body_bytes=2_000_000, timeout_s=FOREVER)
     assert room.tokens == pytest.approx(500_000)

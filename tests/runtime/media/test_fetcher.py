@@ -179,7 +179,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-async def test_a_name_that_leads_to_no_public_address_is_refused(address: str) -> None:
+async def test_a_name_that_leads_to_no_public_address_is_rejected(address: str) -> None:
     message = "The URL of the image leads to an address that is not public."
     assert await rejection("http://a.example/", Names({"a.example": [address]}), allow_media_domains=("*",)) == message
     mixed = Names({"a.example": ["93.184.216.34", address]})
@@ -187,7 +187,7 @@ async def test_a_name_that_leads_to_no_public_address_is_refused(address: str) -
 
 
 @pytest.mark.parametrize("address", [one for one in PRIVATE if "%" not in one])
-async def test_an_address_that_is_not_public_is_refused(address: str) -> None:
+async def test_an_address_that_is_not_public_is_rejected(address: str) -> None:
     host = f"[{address}]" if ":" in address else address
     assert "does not fetch from" in await rejection(f"http://{host}:2222/", allow_media_domains=("*",))
 
@@ -262,7 +262,7 @@ async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch:
         ("file:///etc/passwd", "names a file, and this server reads no files"),
     ],
 )
-async def test_a_url_that_is_not_one_is_refused_and_not_repeated(url: str, why: str) -> None:
+async def test_an_invalid_url_is_rejected_and_not_repeated(url: str, why: str) -> None:
     names = Names()
     message = await rejection(url, names, error=InvalidInput if why.startswith(MALFORMED) else UrlNotAllowed)
     assert message.startswith(f"The URL of the image {why}")

@@ -65,7 +65,7 @@ async def test_a_file_in_the_folder_is_read(opened: MediaFetcher, tmp_path: Path
     ["closed.png", "open-too.png", "open/../closed.png", "open/%2e%2e/closed.png", "open/out.png", "open/up/closed.png",
      "none.png", "open/up/none.png", "open/circle", "open/" + "a" * 300 + "/../../closed.png"],
 )  # fmt: skip
-async def test_a_file_outside_is_refused_whether_or_not_there_is_one(
+async def test_a_file_outside_is_rejected_whether_or_not_there_is_one(
     opened: MediaFetcher, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(UrlNotAllowed) as caught:
@@ -83,7 +83,7 @@ async def test_a_file_outside_is_refused_whether_or_not_there_is_one(
         ("below", "names something that is not a file"),
     ],
 )
-async def test_what_is_no_file_is_refused(opened: MediaFetcher, tmp_path: Path, name: str, what: str) -> None:
+async def test_anything_but_a_file_is_rejected(opened: MediaFetcher, tmp_path: Path, name: str, what: str) -> None:
     with pytest.raises(UnusableMedia, match=what):
         await opened.fetch(Image(f"file://{tmp_path}/open/{name}"))
 
@@ -93,7 +93,7 @@ async def test_a_pipe_is_not_waited_for(opened: MediaFetcher, tmp_path: Path) ->
         await opened.fetch(Image(f"file://{tmp_path}/open/pipe"))
 
 
-async def test_a_file_over_the_limit_is_refused(opened: MediaFetcher, tmp_path: Path) -> None:
+async def test_a_file_over_the_limit_is_rejected(opened: MediaFetcher, tmp_path: Path) -> None:
     large = tmp_path / "open" / "large.png"
     await anyio.to_thread.run_sync(large.touch)
     await anyio.to_thread.run_sync(os.truncate, large, 10**12)  # a hole: it takes no room on the disk

@@ -68,7 +68,7 @@ def test_what_python_takes_for_private_is_never_public(address: object) -> None:
 
 
 @given(st.text(st.sampled_from("htps:/@.[]0127%aé\\ \n#?xfile")) | st.text())
-def test_whatever_is_written_is_a_url_or_refused(text: str) -> None:
+def test_any_text_is_a_url_or_rejected(text: str) -> None:
     for url in (text, f"http://{text}", f"http://a.example{text}", f"file://{text}"):
         try:
             found = read_url(url)

@@ -113,7 +113,7 @@ def test_a_decode_that_is_larger_than_the_limit_goes_alone() -> None:
     assert memory.held_bytes == 0
 
 
-def test_a_larger_limit_lets_those_in_who_wait() -> None:
+def test_a_larger_limit_admits_the_threads_that_wait() -> None:
     memory = DecodeMemory(100)
     done = threading.Event()
 

@@ -153,7 +153,7 @@ async def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-async def test_a_look_that_there_is_no_memory_for_ends_nothing(error: Exception) -> None:
+async def test_a_measurement_without_memory_ends_nothing(error: Exception) -> None:
     figures, failures, looked = Figures(full=0.9), [error], anyio.Event()
 
     def fullness(limit_bytes: int) -> float:
