@@ -92,7 +92,7 @@ def _without_lock(vectors: np.typing.NDArray[np.float32]) -> int:
 async def _measure(contenders: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, Work]:
     work = {name: Work() for name in contenders}
     for contender in contenders.values():
-        contender()  # loads what is loaded at the first use
+        contender()  # loads the parts that load at the first use
     for place in range(rounds):
         for name in list(contenders)[:: -1 if place % 2 else 1]:
             await _turn(contenders[name], work[name])

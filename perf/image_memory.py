@@ -164,7 +164,7 @@ def main() -> int:
             for path in paths
         ]
         for reader in readers:
-            reader.read(Image(KINDS["png rgba"](1000)))  # what is imported or made once
+            reader.read(Image(KINDS["png rgba"](1000)))  # warm up: imports, and objects that are made once
         gc.collect()
         gc.freeze()  # libraries are not gone through again for each image
         for kind, make in KINDS.items():

@@ -131,7 +131,7 @@ class TextInput:
     """The input. Token ids are used as they are: no prompt and no special tokens are added."""
 
     max_tokens: int | None = None
-    """Cut the input to so many tokens, special tokens included. `MODEL_MAX`: to the model's limit.
+    """Maximum tokens of the input, special tokens included; a longer one is cut. `MODEL_MAX`: the model's limit.
 
     None: never cut; an input above the model's limit is rejected.
     """
@@ -143,7 +143,7 @@ class TextInput:
     """Add the special tokens of the tokenizer, such as [CLS] and [SEP]."""
 
     max_own_tokens: int | None = None
-    """First cut the text itself to so many tokens, without prompt and special tokens."""
+    """Maximum tokens of the text itself, without prompt and special tokens. It is cut first."""
 
     must_fit: bool = False
     """Reject an input that `max_tokens` would cut."""
@@ -158,9 +158,9 @@ class PairInput:
     max_tokens: int | None = None
     """Limit for both texts together: the longer one is cut first. See `TextInput.max_tokens`."""
     max_first_tokens: int | None = None
-    """First cut the first text to so many tokens."""
+    """Maximum tokens of the first text, which is cut before the pair."""
     max_second_tokens: int | None = None
-    """First cut the second text to so many tokens."""
+    """Maximum tokens of the second text, which is cut before the pair."""
     truncate_side: Side | None = None
     """Side of each text that is cut off. See `TextInput.truncate_side`."""
     instruction: str | None = None
@@ -240,10 +240,10 @@ class ScoreRequest(Request):
     """Limit for a pair if the model reads pairs, else for each text. See `TextInput.max_tokens`."""
 
     max_query_tokens: int | None = None
-    """First cut queries to so many tokens."""
+    """Maximum tokens of a query, which is cut before the pair."""
 
     max_document_tokens: int | None = None
-    """First cut documents to so many tokens."""
+    """Maximum tokens of a document, which is cut before the pair."""
 
     truncate_side: Side | None = None
     """Side of a text that is cut off. See `TextInput.truncate_side`."""

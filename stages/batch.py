@@ -218,7 +218,7 @@ class BatchStage(Stage, Generic[P, R]):
         waiting = self._queue.waiting
         if 0 < waiting.cost < self._former.budget and not (self._delay.is_over or self._core_is_free()):
             return Hold("cores", CORE_PATIENCE_S)  # a call that holds a core adds to the batch when it ends
-        if self._slots.free == 1 and (  # with more free slots, what is coming gets one of its own
+        if self._slots.free == 1 and (  # with more free slots, the coming items get one of their own
             delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing())
         ):
             return Hold("coming", delay_s)

@@ -48,7 +48,7 @@ class BatchDevice(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchScheduling(Generic[P, R]):
-    """The queue in front of the device, and what limits and predicts its batches."""
+    """The queue in front of the device, with the limit and predictions of its batches."""
 
     former: BatchFormer[Item[P]]
     """Holds the queue, and cuts batches out of it."""
@@ -57,14 +57,14 @@ class BatchScheduling(Generic[P, R]):
     budget: Budget
     """Token budget of the former's batches."""
     fed_tokens: int
-    """Most tokens that feeding lets in, by estimate. Where more wait, the stage drops items of settled tickets."""
+    """Maximum of estimated tokens that feeding lets in. If more wait, the stage drops items of settled tickets."""
     sharing: Sharing[P, R] | None = None
     """Rows that items of equal identity share. None: each item is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearbyWork:
-    """Work outside the stage that decides when a batch starts; each field is a live reading."""
+    """Work outside the stage that affects when a batch starts. Each field reads the present value."""
 
     preparing: Callable[[], int]
     """Items that the preprocess stage of this lane works on."""

@@ -196,7 +196,7 @@ class Sender(Generic[T]):
         return Sender(self._stream.clone(), self._contents)
 
     def close(self) -> None:
-        """Close this end. When all sending ends are closed, the receiver gets what is left, then the end."""
+        """Close this end. When all sending ends are closed, the receiver gets the rest, then the end."""
         self._stream.close()
         self._contents.notifier.notify_all()  # this may have been the last open end
 

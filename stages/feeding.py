@@ -160,5 +160,5 @@ class FeedQueue(Generic[S]):
 
 
 def _is_wanted(waiting: _List[S]) -> bool:
-    waiting.waits = not waiting.ticket.settled  # the queue drops what is not wanted
+    waiting.waits = not waiting.ticket.settled  # the queue drops unwanted lists
     return waiting.waits

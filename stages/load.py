@@ -12,7 +12,7 @@ class Load(Protocol):
     """The tokens of one request by lane. Stages report to it; admission keeps the account."""
 
     def may_feed(self, lane: Hashable, inputs: int) -> bool:
-        """Return True if so many more inputs may go to preprocess.
+        """Return True if `inputs` more inputs may go to preprocess.
 
         Enough of the lane must be left for other requests.
         """

@@ -1,4 +1,4 @@
-"""Offloads: they run calls that would block the event loop elsewhere, such as in threads."""
+"""Offloads: run blocking calls outside the event loop, such as in threads."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ S = TypeVar("S")
 P = TypeVar("P")
 
 Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]]
-"""Turns inputs into payloads, with one result for each input; a tuple of payloads for one that it cuts into parts.
+"""Turns inputs into payloads, with one result for each input. An input that is cut into parts has a tuple of payloads.
 
 Runs in threads, several calls at once.
 """
@@ -44,7 +44,7 @@ class PreprocessStage(Stage, Generic[S, P]):
             time are not begun.
         service_time: Learns the seconds of the whole stage for each call. None: preprocess is never the bottleneck.
         options: See `StageOptions`.
-        chunk_items: A worker that holds so many items takes no more.
+        chunk_items: Items after which a worker takes no further list.
         workers: Calls at once.
         lane: Name of the lane.
         name: Name of the stage. A model with two lanes has a stage for each.

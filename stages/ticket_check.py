@@ -1,4 +1,4 @@
-"""Ticket checks: stages skip work that nobody waits for or that cannot be in time."""
+"""Ticket checks: skip work that was cancelled or that cannot meet its deadline."""
 
 from __future__ import annotations
 

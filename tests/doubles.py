@@ -84,7 +84,7 @@ def expected(text: str) -> NDArray[np.float32]:
 
 @dataclass
 class LetterModel:
-    """One token a character. Thread-safe; what it was given is kept."""
+    """Model with one token a character. Thread-safe; it records its inputs."""
 
     card: ModelCard = CARD
     padded: bool = False
@@ -168,7 +168,7 @@ def _text(given: ModelInput) -> str:
 
 
 def a_plan(inputs: int) -> Plan[object]:
-    """For a request of so many inputs whose result is the list of its rows."""
+    """Plan of a request with `inputs` inputs; its result is the list of its rows."""
     return Plan(range(inputs), lambda rows, tokens: list(rows))
 
 
@@ -226,7 +226,7 @@ def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]
 
     Args:
         act: Awaited where a worker has taken a message (`take NAME`, of the stage) and where one is about to send one
-            (`send NAME`, of the stage behind). What it raises there crashes that worker, with the message in its hand.
+            (`send NAME`, of the stage behind). An exception there crashes that worker while it holds the message.
     """
 
     class ActingOutlet(Sender[Any]):

@@ -1,4 +1,4 @@
-"""The command `serve`: bind the socket, then import what is heavy and serve.
+"""The command `serve`: bind the socket, then import the heavy modules and serve.
 
 The socket listens before the heavy imports, so that an early client waits for an answer instead of failing to connect.
 """

@@ -1,1 +1,1 @@
-"""Admission: requests are admitted or rejected by one account of what is inside."""
+"""Admission: one account of the requests in flight, by which new ones are admitted or rejected."""

@@ -44,7 +44,7 @@ EXPECTED_S: Final = 0.1
 
 
 class Admission:
-    """Counts what is inside, and rejects requests that would exceed a limit. Never waits.
+    """Counts the requests in flight, and rejects those that would exceed a limit. Never waits.
 
     Args:
         config: The limits.
@@ -135,7 +135,7 @@ class Admission:
                 limit = LIMITS[place]
                 return self._reject(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
         if self._has_classes and (whose := self._beyond_part(inside, wanted, of)) is not None:
-            return self._reject("part", f"{whose} takes up its part of what the server has in flight at most.", lane)
+            return self._reject("part", f"{whose} has reached its share of the server's limit.", lane)
         return self._too_late(lane, expected_s, of)
 
     def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], of: RequestClass) -> str | None:

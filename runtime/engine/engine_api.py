@@ -35,8 +35,8 @@ class EngineApi(ABC):
 
     These parameters are the same in every method:
 
-    - `max_tokens`: Cut longer inputs to so many tokens; `MODEL_MAX`: to the model's limit. None: reject inputs that are
-      too long.
+    - `max_tokens`: Maximum tokens of an input; longer ones are cut. `MODEL_MAX`: the model's limit. None: reject inputs
+      that are too long.
     - `timeout_s`: Time limit for the result, in seconds. A deadline of the host's own scope cancels the call as usual,
       and raises no error of the engine.
     - `priority`: `interactive` or `bulk`. Bulk work gets the rest of the device, and at least an eighth of it.

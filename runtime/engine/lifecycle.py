@@ -24,8 +24,8 @@ log = get_logger("staged_pool.engine")
 class Lifecycle:
     """Runs the pipeline of an engine from its start to its end.
 
-    There are three ends: a drain finishes what is inside, a stop cancels it, and a stage that gives up breaks the
-    engine. After each of them every ticket is settled.
+    There are three ends: a drain finishes the requests inside, a stop cancels them, and a stage that gives up breaks
+    the engine. After each of them every ticket is settled.
 
     Args:
         config: Drain timeout and preprocess alarm.

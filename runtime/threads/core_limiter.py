@@ -24,7 +24,7 @@ class CoreLimiter:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        """Free cores. Negative: so many urgent calls run above the limit."""
+        """Free cores. Negative: the number of urgent calls that run above the limit."""
         self._changed = threading.Condition(threading.Lock())
 
     @contextmanager

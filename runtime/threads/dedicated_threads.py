@@ -23,10 +23,10 @@ T = TypeVar("T")
 class DedicatedThreads:
     """An `Offload` on threads of its own.
 
-    A thread keeps what is done to it, such as its niceness, so these are not anyio's. A call waits for a thread if none
-    is free, and can be cancelled while it waits. A call that has begun is not interrupted: a cancellation is raised
-    when it has ended. A thread goes on by itself with the next call that waits, without a turn of the event loop, which
-    may be busy.
+    A thread keeps its changed settings, such as its niceness, so these are not anyio's. A call waits for a thread if
+    none is free, and can be cancelled while it waits. A call that has begun is not interrupted: a cancellation is
+    raised when it has ended. A thread goes on by itself with the next call that waits, without a turn of the event loop,
+    which may be busy.
 
     Args:
         name: Name of the threads, for debuggers and profilers.
@@ -72,7 +72,7 @@ class DedicatedThreads:
                         await anyio.to_thread.run_sync(worker.join)
 
     def grow(self, threads: int) -> None:
-        """Grow to so many threads; never shrink."""
+        """Grow to this number of threads; never shrink."""
         for number in range(len(self._workers), threads):
             worker = Worker(
                 self._name,

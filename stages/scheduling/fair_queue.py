@@ -1,7 +1,7 @@
 """The fair queue: entries in a fair order of priorities, tenants and requests.
 
 Hierarchical weighted fair queueing (Demers, Keshav and Shenker, 1989; Bennett and Zhang, 1996): each node of the tree
-root - priority - tenant - request shares what it gets among its children, by tokens and by weight. The rules:
+root - priority - tenant - request divides its share among its children, by tokens and by weight. The rules:
 
 1. Each child has a start tag in the virtual time of its parent. It begins at the arrival, and grows by the tokens that
    the child has had, divided by its weight. The finish tag is the start tag after the next entry. The child with the

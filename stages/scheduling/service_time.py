@@ -61,7 +61,7 @@ class ServiceTimeModel:
         self._late = _Moments(SERVICE_TIME_BATCHES)
         self._many = _Moments(SERVICE_SHAPE_BATCHES)
         self._fixed_tokens = math.inf
-        """The fixed part in tokens: so many take as long."""
+        """Tokens that take as long as the fixed part of a batch."""
         self.fixed_s = 0.0
         """Seconds of a batch that do not depend on its size."""
         self.each_s = 0.0

@@ -26,7 +26,7 @@ Chiu and Jain (1989) show that additive increase and multiplicative decrease con
 """
 
 SERVICE_TIME_BATCHES: Final = 30.0
-"""Memory of the mean service time, in batches: after so many, a batch weighs 1/e."""
+"""Memory of the mean service time, in batches: a batch this many batches ago weighs 1/e."""
 
 SERVICE_SHAPE_BATCHES: Final = 900.0
 """Memory of the fit of service time to batch size, in batches.

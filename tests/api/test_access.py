@@ -43,7 +43,7 @@ def every_route() -> list[tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused client that goes on sending is cut off soon."""
+    """A rejected client that goes on sending is cut off soon."""
     monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
 
 

@@ -256,7 +256,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
 
 @pytest.fixture
 def garbage() -> Iterator[Callable[[], set[str]]]:
-    """Collects what is unreachable; which of our types were among it."""
+    """Collect garbage with `gc`; return the names of this project's types that were in it."""
 
     def collect() -> set[str]:
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -268,7 +268,7 @@ def garbage() -> Iterator[Callable[[], set[str]]]:
         return {one.__qualname__ for one in types if one.__module__.startswith("staged_pool.")}
 
     gc.disable()
-    gc.freeze()  # what was there before need not be looked at
+    gc.freeze()  # ignore the objects that exist already
     try:
         yield collect
     finally:

@@ -1,4 +1,4 @@
-"""`staged-pool check`: what is understood of a folder, without serving it."""
+"""`staged-pool check`: a report on a model folder without serving it."""
 
 from __future__ import annotations
 

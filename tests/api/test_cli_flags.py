@@ -60,13 +60,13 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "memory_limit_bytes": (["--memory-limit", "3500M"], 3_500_000_000),
     "drain_timeout_s": (["--drain-timeout", "31"], 31.0),
 }
-"""By setting: its flags, and what it becomes, which is not its default."""
+"""By setting: its flags, and the value that they set, which is not the default."""
 
 WITHOUT_FLAG = {
     "max_request_items", "max_tokens", "max_bytes", "waiting_tokens", "channel_capacity",
     "chunk_items", "watchdog_s", "preprocess_alarm_s",
 }  # fmt: skip
-"""Settings for those who embed the engine."""
+"""Settings of the Python API that have no flag."""
 
 
 @pytest.fixture

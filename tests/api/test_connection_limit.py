@@ -105,7 +105,7 @@ def test_an_address_that_has_most_connections_makes_room_for_itself() -> None:
     flood = enter(limit, *["flood"] * 300)
     assert not friend.is_evicted
     left = [member for member in flood if not member.is_evicted]
-    assert len(left) == 87  # seven times what it leaves free
+    assert len(left) == 87  # seven times the free rest
     enter(limit, *[f"{number}" for number in range(12)])
     assert not friend.is_evicted
     assert [member for member in flood if not member.is_evicted] == left
@@ -244,6 +244,6 @@ async def test_a_client_that_never_asks_anything_has_as_long_as_for_a_head() -> 
         async with await served.connect() as stream:
             await stream.send(EMBED)
             assert statuses(await read_answer(stream)) == [200]
-            await anyio.sleep(0.2)  # what is tested: time that passes
+            await anyio.sleep(0.2)  # time that passes is the subject of the test
             await stream.send(EMBED)
             assert statuses(await read_answer(stream)) == [200]

@@ -49,7 +49,7 @@ async def closed(stream: anyio.abc.SocketStream) -> bytes:
         return await read_to_end(stream)
 
 
-# How many there may be before they are accepted
+# Limits before connections are accepted
 
 
 def may_wait(listener: socket.socket) -> int:
@@ -245,7 +245,7 @@ async def test_an_http2_stream_whose_window_stays_shut_is_reset_and_the_others_g
         await served.assert_alive()
 
 
-# How many
+# Limits of accepted connections
 
 
 async def test_one_connection_too_many_has_the_longest_idle_one_closed_which_is_counted() -> None:
@@ -300,7 +300,7 @@ async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.
                 most = max(most, served.server.state.requests)
                 number += 1
             assert number >= CLIENT_UNITS / 12
-        assert most <= 50 + 10  # those beyond the limit are being refused
+        assert most <= 50 + 10  # those beyond the limit are being rejected
         await until(lambda: served.server.state.requests == 0)
         await until(lambda: served.inside == 0)
         gate.open()
@@ -327,7 +327,7 @@ async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
     assert answered == 16 * 60
 
 
-# What it says
+# Interim and final responses
 
 
 async def test_a_client_that_may_send_its_body_is_told_so() -> None:
@@ -339,7 +339,7 @@ async def test_a_client_that_may_send_its_body_is_told_so() -> None:
             assert statuses(await read_answer(stream)) == [200]
 
 
-# What has arrived when time is over, or behind a request in hand
+# Bytes that have arrived at a timeout, or behind the present request
 
 
 GENERAL = post(b'{"input":"a"}', "origin: https://page.example")

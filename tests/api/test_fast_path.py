@@ -167,7 +167,7 @@ def test_what_goes_the_short_way_is_one_request_to_a_strict_parser_too(
 
 @asynccontextmanager
 async def overloaded() -> AsyncIterator[Served]:
-    """A server with one request inside, which is as many as may be."""
+    """A server whose only place is taken by a request."""
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with serving(engine_on(model), engine=EngineConfig(max_requests=1)) as served:
@@ -234,8 +234,10 @@ UNUSUAL = b"origin: https://test"
 
 
 def told(answer: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """Status, headers and body of an answer, without what is different each time; and without whether the connection is
-    closed, as the usual way does behind a rejection, for it cannot know that no body is on its way."""
+    """Status, headers and body of an answer, without values that differ each time.
+
+    The header `connection` is left out too: the general path closes behind a rejection, because a body may follow.
+    """
     head, _, body = answer.partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")
     headers = dict(line.split(b": ", 1) for line in lines)
@@ -432,7 +434,7 @@ def test_a_head_that_was_read_says_the_same_again(monkeypatch: pytest.MonkeyPatc
     door = fast_path()
     first = door.read(request(b"accept: */*"), ("first", 1))
     assert first is not None
-    first.scope["headers"].clear()  # what an application does to one request is not done to the next
+    first.scope["headers"].clear()  # an application's change of a scope must not reach the next request
     first.scope["path"] = "/elsewhere"
     wanted = read(request(b"accept: */*"))
     assert wanted is not None
@@ -446,7 +448,7 @@ def test_a_head_that_was_read_says_the_same_again(monkeypatch: pytest.MonkeyPatc
 
 
 def padded(size: int) -> bytes:
-    """A request for one letter with so many blanks around it."""
+    """A request for one letter, padded with `size` blanks."""
     return post(b'{"input":' + b" " * size + b'"a"}')
 
 

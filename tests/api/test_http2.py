@@ -201,7 +201,7 @@ async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
         assert client.seen.statuses == {1: b"200"}
 
 
-# What our encoder takes of the peer's numbers
+# The peer's settings that our encoder follows
 
 
 async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ async def test_an_answer_waits_for_its_windows_part_by_part(part: int) -> None:
         window = 2**16 - 1
         await client.until(lambda: sum(map(len, client.seen.bodies.values())) == window)
         await client.until_answered_ping()
-        assert sum(app.taken) <= window // part  # what the client has not let through is not taken of anyone
+        assert sum(app.taken) <= window // part  # the application's data waits for the client's window
         await client.send(frame(WINDOW_UPDATE, number(2**24)))
         await client.send(*(frame(WINDOW_UPDATE, number(2**24), 0, stream) for stream in (1, 3, 5)))
         await client.until_settled(1, 3, 5)

@@ -351,7 +351,7 @@ async def _assert_goes_on(client: RawHttp2) -> None:
     assert (seen.statuses.get(101), seen.goaway) == (b"200", None)
 
 
-# What takes more than one step
+# Cases of more than one step
 
 
 async def test_section_3_4_an_invalid_preface_ends_the_connection() -> None:

@@ -225,11 +225,11 @@ def test_without_aioquic_the_flag_says_what_to_install(monkeypatch: pytest.Monke
         http3.check_installed()
 
 
-# What one client can do to the others
+# Damage that one client can do to others
 
 
 async def _begin_handshakes(port: int, count: int, name: str = "127.0.0.1") -> None:
-    """Send so many first datagrams, each from a port of its own, and nothing more."""
+    """Send `count` first datagrams, each from a port of its own, and nothing more."""
     for _ in range(count):
         async with await anyio.create_connected_udp_socket(name, port, local_host="127.0.0.1") as udp:
             await Http3Client(_dialling(), udp, (name, port)).flush()

@@ -1,4 +1,4 @@
-"""Inputs that are the same, over HTTP: what clients get, and what is seen of it."""
+"""Equal inputs over HTTP: the answers, the metrics and the logs."""
 
 from __future__ import annotations
 

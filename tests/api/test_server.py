@@ -1,4 +1,4 @@
-"""The whole server on real sockets: what it answers, and what a client cannot do to it."""
+"""The whole server on real sockets: its answers, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.needed import needs
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 
-# What it answers
+# Answers
 
 
 async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: Path) -> None:
@@ -108,7 +108,7 @@ async def test_http2_answers_like_http1() -> None:
         assert response.json()["data"][0]["embedding"] == expected(text).tolist()
 
 
-# What a client cannot do
+# Misbehaving clients
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_noise_does_not_end_the_server(noise: bytes) -> None:
         await served.assert_alive()
 
 
-# How it starts and ends
+# Start and end
 
 
 async def test_closing_finishes_what_is_inside_and_rejects_the_rest() -> None:
@@ -283,7 +283,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp
     server = Server(ServerConfig(), [EngineConfig(model=str(tmp_path / "nothing"))])
     with pytest.raises(ConfigError, match="nothing"):
         await run_to_its_end(server)
-    assert server.registry.not_ready == "the models could not be loaded"  # whoever asks meanwhile learns of no folder
+    assert server.registry.not_ready == "the models could not be loaded"  # clients of that time learn of no folder
 
 
 async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:

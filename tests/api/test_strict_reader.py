@@ -1,4 +1,4 @@
-"""The one reader of HTTP/1.1: what it rejects, what it skips, and that both paths through the server agree."""
+"""The reader of HTTP/1.1: rejected and skipped bytes, on both paths through the server."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Callers:
         return [text for batch in self._model.forwarded for text in batch]
 
     async def until_ready(self, items: int) -> None:
-        """Wait until so many stand before the device; one of them may have been handed to it."""
+        """Wait until `items` items wait for the device; one of them may have been handed to it."""
         batch = self._served.engine._pipeline.batch["text"]
         await until(lambda: batch.waiting + batch._slots.ahead == items)
 
@@ -85,7 +85,7 @@ async def test_a_request_of_one_key_does_not_wait_for_the_backlog_of_another(wai
         if waiting_tokens > BACKLOG:
             await asking.until_ready(BACKLOG)
         order = await asking.release()
-    ahead_at_most = 3 if waiting_tokens > BACKLOG else 3 + waiting_tokens + 2  # what the pipeline holds
+    ahead_at_most = 3 if waiting_tokens > BACKLOG else 3 + waiting_tokens + 2  # items that the pipeline holds
     assert order.index("l") <= ahead_at_most
     assert len(order) == BACKLOG + 1
 

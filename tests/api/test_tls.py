@@ -191,7 +191,7 @@ async def test_an_idle_connection_does_not_hold_up_the_end(files: Files) -> None
 async def test_a_client_that_does_not_read_is_cut_off(files: Files) -> None:
     async with serving_tls(files, write_timeout_s=0.2) as served:
         async with await connect(served, files.trusting("http/1.1")) as stream:
-            with contextlib.suppress(anyio.BrokenResourceError):  # what its client sends on may come too late
+            with contextlib.suppress(anyio.BrokenResourceError):  # the server may have closed already
                 for _ in range(40):
                     await stream.send(post(b'{"prompt":"' + b"x" * 200_000 + b'"}', path="/tokenize"))
             await until(lambda: served.server.state.connections == 0)
@@ -218,7 +218,7 @@ def _foreign(files: Files) -> ssl.SSLContext:
     return context
 
 
-# What is wrong with the files
+# Wrong files
 
 
 def test_old_versions_of_tls_are_not_spoken(files: Files) -> None:

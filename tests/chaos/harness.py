@@ -21,8 +21,10 @@ from tests.api.serving import Served, engine_on, serving
 from tests.doubles import Gate, LetterModel, acting_channels
 
 POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_")
-"""Threads that wait for work, up to the limits of the stages; and those of asyncio's own pool, in which it looks names
-up: it grows when there are more lookups at once than before."""
+"""Name prefixes of pool threads: the stages' idle threads, and asyncio's own pool, which resolves host names.
+
+asyncio's pool grows when there are more concurrent lookups than before.
+"""
 
 
 def open_files() -> int:

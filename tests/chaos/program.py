@@ -1,7 +1,7 @@
-"""A server process to be mistreated: `python -m tests.chaos.program <scenario> <backend> <listening socket> <gate>`.
+"""Server process for the chaos tests: `python -m tests.chaos.program <scenario> <backend> <listening socket> <gate>`.
 
-What it does with a text depends on the text, see `Deeds`; what it does besides, on the scenario. It is the real server
-with its signals and its end of the process, on a model of letters.
+It is the real server, with its signal handlers and its exit, on a model of letters. Some texts cause a fault, see
+`Deeds`; the scenario sets the rest.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Scenario: TypeAlias = Literal["plain", "crash", "hang", "loading", "few files", 
 
 EXIT_FAILED: Final = 1
 GRACE_S: Final = 0.4
-"""In the place of seconds, where a test waits for the end of it."""
+"""Short grace period, in seconds, for tests that wait until it is over."""
 PATIENT: Final = ("plain", "crash", "few files")
 WATCHDOG_S: Final = 0.3
 FILES: Final = 48
 ALLOCATED_BYTES: Final = 2**28
 WIDE: Final = 1_000_000
-"""Numbers in an answer that no socket's buffers hold."""
+"""Numbers of a vector whose answer is larger than any socket buffer."""
 
 
 class Deeds:
-    """Actions of a text, beside being counted.
+    """Faults that certain texts cause: `hold`, `allocate`, `lose` and `hang`.
 
     Args:
         gate: `hold` waits in preprocess until this file exists.
@@ -75,7 +75,7 @@ class Deeds:
 
 
 class WideModel(LetterModel):
-    """Its vectors are far too long."""
+    """Returns vectors of `WIDE` numbers."""
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [Row({Output.DENSE: np.zeros(WIDE, dtype=np.float32)}, payload) for payload in payloads]

@@ -1,4 +1,4 @@
-"""A server of a real model of images, and what is said to it."""
+"""A server of a real image model, and the requests to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rows 29 to 48: bodies that are too large, malformed or poisonous, and headers and texts that ask for more than texts.
 
-This server has a model of texts, knows no keys and fetches nothing: the rows about those check that whoever tries is
-told so, or that nothing happens. What fetches images is attacked in `tests/runtime/media`.
+This server has a model of texts, knows no keys and fetches nothing: the rows about those check that such a
+request is answered so, or has no effect. The fetching of images is attacked in `tests/runtime/media`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rows 35 to 39 for images, on a real model of them: what is damaged, poisonous or a bomb, alone and among others.
+"""Rows 35 to 39 on a real image model: damaged and poisonous images and decompression bombs, alone and among others.
 
-What is asked of hosts (rows 44 to 48) is in `test_image_hosts.py`.
+Rows 44 to 48, about image hosts, are in `test_image_hosts.py`.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_images
         assert 0 < cache.bytes <= cache.max_bytes == 10**6
 
 
-# Who leaves, and who comes when the server goes
+# Clients that leave, and clients that come during the shutdown
 
 
 async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_none_of_it_begins_any_more(

@@ -206,7 +206,7 @@ async def test_row_53_a_burst_beyond_the_limit_is_rejected_with_the_time_to_come
             asking = Asking(fire, tasks)
             for n in range(sent):
                 asking.ask(f"burst {n}")
-            await until(lambda: len(asking.answers) == sent - allowed)  # the refused ones do not wait for the others
+            await until(lambda: len(asking.answers) == sent - allowed)  # the rejected ones do not wait for the others
             gate.open()
         assert Counter(asking.statuses().values()) == {200: allowed, 429: sent - allowed}
         refused = [answer for answer in asking.answers.values() if answer.status_code == 429]
@@ -486,7 +486,7 @@ def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_other
         patient, hurried = server.send("hold"), server.send("hold", "x-request-timeout: 0.8")
         server.wait_until(lambda: bool(server.get("/stages")[1]["models"]["letters"]["admission"]["admitted"] == 2))
         server.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.9)  # what is tested: time that passes while the process stands still
+        time.sleep(0.9)  # the process is stopped meanwhile
         server.process.send_signal(signal.SIGCONT)
         assert answer(hurried)[0] == 504
         server.open_gate()
@@ -501,7 +501,7 @@ def test_row_56_a_server_without_file_descriptors_recovers_when_connections_clos
         server.wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) >= FILES - 2)
         for stream in streams:
             stream.close()
-        server.wait_until(server.serves)  # what waited in the kernel is closed without an answer, or answered late
+        server.wait_until(server.serves)  # requests in the kernel are closed without an answer, or answered late
         server.assert_serves()
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0

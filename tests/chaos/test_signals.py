@@ -1,4 +1,4 @@
-"""Signals and limits that come while a real server runs: it goes on, and what it cannot do now it does later."""
+"""Signals and lowered limits on a running server: it goes on, and does delayed work later."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_row_55_a_stop_under_load_loses_no_connection(server: Child) -> None:
         stream.sendall(request[:40])
     server.process.send_signal(signal.SIGSTOP)
     late = [server.send("late") for _ in range(8)]  # the kernel accepts them
-    time.sleep(STOPPED_S)  # what is tested: time that passes while the process stands still
+    time.sleep(STOPPED_S)  # the process is stopped meanwhile
     server.process.send_signal(signal.SIGCONT)
     assert [answer(stream)[0] for stream in hurried] == [504] * 8
     server.open_gate()

@@ -33,7 +33,7 @@ MANY = 100
 def plain_sockets(
     fire: UnderFire, count: int, sent: bytes = b"", *, receive_buffer: int = 0
 ) -> Iterator[list[socket.socket]]:
-    """Clients that are not driven by the event loop: what they do, they do at once."""
+    """Open `count` blocking sockets to the server, outside the event loop."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for connection in sockets:
@@ -106,7 +106,7 @@ async def test_row_22_answers_that_nobody_reads_are_dropped_and_hold_nothing() -
             await eventually(lambda: admission().admission.admitted >= 1 + 8)
             await eventually(lambda: state.connections == 0)
             assert state.requests == 0
-        assert admission().admission.admitted == 1 + 8  # what a client has asked for beyond that is not begun
+        assert admission().admission.admitted == 1 + 8  # further requests of a client are not begun
         await fire.assert_unharmed()
 
 

@@ -1,4 +1,4 @@
-"""Clients of others, from their own packages, on real sockets: what they get is what the engine gives in process.
+"""Third-party clients on real sockets: their answers equal those of the engine in process.
 
 The servers run in threads of their own, one for each event loop, so that a client can bring its own loop or none.
 """
@@ -97,7 +97,7 @@ def nothing_blocks_the_event_loop() -> None:
 
 
 def client_package(name: str, *, of_the_extra: bool = True) -> Any:
-    """Import a client. Without the extra the test is skipped; with it, what is missing is a failure."""
+    """Import a client. Without the extra the test is skipped; with it, a missing package is a failure."""
     top = name.partition(".")[0]
     if find_spec(top) is None and (not of_the_extra or not any(map(find_spec, EXTRA))):
         pytest.skip(f"{top} is not installed: make clients")

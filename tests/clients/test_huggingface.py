@@ -36,7 +36,7 @@ def test_vectors(server: Oracle, hub: Any) -> None:
 
 
 def test_the_root(server: Oracle, hub: Any) -> None:
-    """Without a route, the model and the fields say what is wanted."""
+    """Without a route, the model and the fields select the task."""
     client = hub.InferenceClient(f"{server.url}/m/embedder", token=KEY)
     assert_allclose(client.feature_extraction(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
     found = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)

@@ -1,4 +1,4 @@
-"""Asking a real server, and what is expected of any answer."""
+"""Requests to a real server, and checks that every answer must pass."""
 
 from __future__ import annotations
 

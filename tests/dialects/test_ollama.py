@@ -44,7 +44,7 @@ def test_several_models_are_told_apart_with_their_tags(serve: Serve) -> None:
 
 
 def test_a_body_of_any_type_is_json(serve: Serve) -> None:
-    """curl calls what it sends a form."""
+    """curl labels its body as a form."""
     body = b'{"model": "%s", "input": "a"}' % EMBEDDER.encode()
     for headers in ({"content-type": "application/x-www-form-urlencoded"}, {}):
         assert serve(EMBEDDER).post("/api/embed", content=body, headers=headers).status_code == 200

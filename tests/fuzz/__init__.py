@@ -1,7 +1,11 @@
-"""Requests made from `/openapi.json`, valid and invalid, to a server with tiny, real models.
+"""Fuzzing: valid and invalid requests, generated from `/openapi.json`, to a server with tiny, real models.
 
-`parsers.py` gives bytes that coverage guides to our own parsers (`targets.py`); `corpus/` has what they are read from.
+`parsers.py` feeds our own parsers (`targets.py`) with coverage-guided bytes. `corpus/` has their seeds.
 
-What must hold, whatever is asked: no error of the server's own, no status and no answer that is not described, nothing
-accepted that the description forbids, and afterwards a server that is as it was.
+For every request, these must hold:
+
+- The server has no internal error.
+- The status and the answer are described in `/openapi.json`.
+- A request that the description forbids is rejected.
+- Afterwards the server holds no more than before.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: as many requests as one has the patience for."""
+"""`python -m tests.fuzz`: run the fuzzer, with a number of examples for each route."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.parsers`: coverage-guided fuzzing of our own parsers, by atheris.
 
-atheris is no requirement of the project: `pip install atheris` first. What is found is written to a folder; a finding
-that is mended goes into `tests/fuzz/corpus/<target>/`, which ordinary tests replay.
+atheris is no requirement of the project: `pip install atheris` first. Findings are written to a folder; a finding
+that is fixed goes into `tests/fuzz/corpus/<target>/`, which ordinary tests replay.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ _READERS: Final[tuple[Any, ...]] = (
 
 
 def request(data: bytes) -> None:
-    """A request is read or rejected by each dialect; what is read is JSON to the standard library, too."""
+    """A request is read or rejected by each dialect; the standard library must read an accepted one as JSON, too."""
     for reader in _READERS:
         settings: dict[str, Any] = {"auto_truncate": True} if reader in _READERS[3:] else {}
         settings |= {"output": CARD.outputs[0]} if reader is tei.read_embed else {}
@@ -199,7 +199,7 @@ def request(data: bytes) -> None:
         with suppress(StagedPoolError):
             Exchange(read, data, CARD, "r", json_bounds.Limits(items=100, tokens=10_000)).decode()
             with suppress(RecursionError):
-                json.loads(data.decode(errors="replace"))  # a field that is ignored may hold what is no UTF-8
+                json.loads(data.decode(errors="replace"))  # an ignored field may hold invalid UTF-8
 
 
 def images_shown(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Attacks: small functions that do to a server what nobody should, for some seconds."""
+"""Attacks: functions that misuse a server for some seconds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.hostile import attacks
 
 BYSTANDER_KEY: Final = "key-of-the-bystander"
 ATTACKER_KEY: Final = "key-of-the-attacker"
-"""Another tenant's: attacks have a key where they need one."""
+"""Key of the attacker, a tenant of its own, for attacks that need a key."""
 ELSEWHERE: Final = "127.0.0.2"
-"""The attacker's address, where the server tells clients apart by theirs. Linux has all of 127.0.0.0/8."""
+"""Address of the attacker, where the server tells clients apart by address. Linux answers on all of 127.0.0.0/8."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Target:
 
     port: int
     seconds: float
-    """Time that the attack has."""
+    """Duration of the attack."""
     quic_port: int | None = None
     unix_time_s: float = field(default_factory=time.time)
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left of its time."""
+        """Seconds until the end of the attack."""
         return self.seconds - (time.time() - self.unix_time_s)
 
     @property

@@ -51,7 +51,7 @@ SHAPES: Final = (*LISTS, *TEXTS, *OTHERS)
 
 
 def value(shape: str, size: int) -> bytes:
-    """JSON of a shape, of about so many bytes."""
+    """JSON of a shape, of about `size` bytes."""
     if shape in LISTS:
         return b"[" + _listed(LISTS[shape], size) + b"]"
     if shape in TEXTS:
@@ -131,7 +131,7 @@ class Effect:
     health_s: float
     """The longest that a probe waited."""
     grown_bytes: int
-    """Peak of the server's resident set beyond what it was before."""
+    """Growth of the peak of the server's resident set."""
 
     @property
     def growth(self) -> float:
@@ -167,7 +167,7 @@ def described(server: Running) -> Mapping[str, Any]:
 
 
 def attack(server: Running, field: Field, shape: str, size: int) -> Effect:
-    """Send one body, and see what it does to the server."""
+    """Send one body, and measure its effect on the server."""
     kind, body = field.body(shape, size)
     before = server.resident_bytes
     server.forget_peak()

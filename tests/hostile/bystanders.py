@@ -21,10 +21,10 @@ from tests.hostile.server import Running
 TEXT_EVERY_S = 0.05
 PROBE_EVERY_S = 0.1
 AT_ONCE = 32
-"""Requests of each that may be on their way: one that takes long does not keep the next from being asked."""
+"""Concurrent requests of each bystander, so that a slow request does not delay the next."""
 
 TIMEOUT_S = 10.0
-"""Timeout in seconds, as many clients and supervisors have it."""
+"""Timeout in seconds; a usual one of clients and supervisors."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Observed:
     """Latencies and errors of one bystander."""
 
     seconds: list[float] = field(default_factory=list)
-    """From when a request was due to its answer: one that could not be sent in time counts with its wait."""
+    """Latency of each request from its due time, including a delay before it was sent."""
     errors: list[str] = field(default_factory=list)
 
     def quantile_s(self, part: float) -> float:

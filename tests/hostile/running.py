@@ -1,4 +1,4 @@
-"""One attack beside its bystanders: what they see calm, and what they see under attack."""
+"""One attack beside its bystanders: their latencies in calm and under attack."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
 
 @contextmanager
 def _attacker(attack: Attack) -> Iterator[Connection]:
-    """Run an attack in a process of its own, once it is told its target; it tells what it has seen.
+    """Start the process of an attack: it receives its target, attacks, and sends its observations.
 
-    It has started before the block begins: what that takes of the cores is no attack.
+    It has started before the block begins, because the cost of its start is no part of the attack.
     """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.run, theirs))

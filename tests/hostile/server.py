@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and what it takes of memory."""
+"""A real server in a process of its own, and its memory."""
 
 from __future__ import annotations
 

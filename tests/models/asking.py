@@ -71,7 +71,7 @@ def sequences(model: Encoder, request: Request) -> list[TokenSequence]:
 
 
 def prepare(model: Encoder, request: Request) -> list[Prepared[Payload]]:
-    """Every input as the device would read it. One that is wrong raises what is wrong with it."""
+    """Prepare every input of a request for the device. A wrong input raises its error."""
     inputs = plan(request, model.card).inputs
     found: dict[int, Prepared[Payload]] = {}
     for lane in ("text", "image"):

@@ -37,7 +37,7 @@ def dense(
     prompt: str | None = None,
     dimensions: int | None = None,
 ) -> Array:
-    """Vectors [texts, width]. What is cut is normalised again where the folder normalises."""
+    """Vectors [texts, width]. Truncated ones are normalised again where the folder normalises."""
     model = _sentence_transformer("SentenceTransformer", folder)
     cut = {"truncate_dim": dimensions} if dimensions else {}
     with _quiet():
@@ -281,7 +281,7 @@ def _cached(load: Callable[..., T]) -> Callable[..., T]:
 
 
 def _quiet() -> warnings.catch_warnings[Any]:
-    """The libraries' own warnings are not about what is tested."""
+    """Ignore the libraries' own warnings: they are not the subject of the tests."""
     return warnings.catch_warnings(action="ignore")
 
 

@@ -1,4 +1,4 @@
-"""Folders that cannot be served: each is refused in one line that names the file and what is wrong with it."""
+"""Folders that cannot be served: each is rejected in one line with the file and the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of models of images that cannot be served: each is refused in one line that names what is wrong with it."""
+"""Image model folders that cannot be served: each is rejected in one line with the cause."""
 
 from __future__ import annotations
 

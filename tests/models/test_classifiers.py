@@ -128,7 +128,7 @@ def test_bfloat16_stays_close(kind: str, load_tiny: LoadTiny) -> None:
     assert np.corrcoef(whole, half)[0, 1] > 0.99
 
 
-# What the card says
+# Model cards
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def answer(folder: Path, text: str) -> float:
     return float(of_last[yes] - of_last[no])
 
 
-# What stands around pairs
+# Templates of pairs
 
 
 def test_a_chat_template_for_pairs_is_used_by_a_classifier_too(tiny_folder: TinyFolder, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_what_sentence_transformers_saves_again_gives_the_same_scores(
     assert np.abs(found.scores - expected).max() < 1e-4
 
 
-# Folders that are refused
+# Rejected folders
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The forward: what it gives back, and what it says when a row, the memory or the device fails."""
+"""The forward: its rows, and its errors when a row, the memory or the device fails."""
 
 from __future__ import annotations
 

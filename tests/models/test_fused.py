@@ -1,4 +1,4 @@
-"""Layers that run in a few calls: they compute what they did, and nothing else is taken for one of them."""
+"""Fused layers: equal results, and no other layer is mistaken for one of them."""
 
 from __future__ import annotations
 

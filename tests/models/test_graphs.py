@@ -1,4 +1,4 @@
-"""Recorded forwards: which size a batch takes, and that what is replayed is what is computed."""
+"""Recorded forwards (graphs): the size for each batch, and replays equal to computed rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Folders as they are found on the hub: each is served as its oracle serves it, or rejected with the cause, none wrong.
+"""Folders as found on the hub: each is served like its oracle, or rejected with the cause.
 
-`SERVED` and `REJECTED` are the tables: a name, how the folder is made, and what is to come of it.
+`SERVED` and `REJECTED` are the tables: a name, a function that makes the folder, and the expected result.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         }.items()
     },
 }
-"""Folders that cannot be served: how each is made, and what is said of it."""
+"""Folders that cannot be served: a function that makes each, and its error message."""
 
 
 def test_there_are_forty_layouts_and_more() -> None:

@@ -1,4 +1,4 @@
-"""Models of images inside an engine: both lanes of one request, and what callers see of what is wrong."""
+"""Image models inside an engine: both lanes of one request, and the errors that callers see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries and documents as lists of token ids: markers, lengths, expansion, and what is left out."""
+"""Queries and documents as lists of token ids: markers, lengths, expansion and omissions."""
 
 from __future__ import annotations
 

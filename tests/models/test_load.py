@@ -1,4 +1,4 @@
-"""Models that cannot be loaded, or not as asked: each is refused in words before anything is served."""
+"""Models that cannot be loaded as requested: each is rejected with the cause before serving."""
 
 from __future__ import annotations
 

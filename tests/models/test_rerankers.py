@@ -228,7 +228,7 @@ def test_an_instruction_without_a_place_is_rejected(name: str, root: Path) -> No
 
 
 def test_long_queries_and_documents_are_cut_by_the_authors_rules(root: Path) -> None:
-    """A query to three quarters of 512 tokens; the document to what is left, and what follows it stays."""
+    """The query is cut to three quarters of 512 tokens, the document to the rest; the suffix stays."""
     folder, long_query = root / "bge-reranker-v2-gemma", LONG[::-1]
     pairs = [(LONG, LONG), (LONG, "short"), (QUERY, LONG), (long_query, LONG)]
     queries, documents = [list(side) for side in zip(*pairs, strict=True)]
@@ -285,7 +285,7 @@ def test_pieces_are_tokenized_apart(root: Path) -> None:
     assert abs(float(found.scores[0]) - joined) > 1e-3
 
 
-# What tells a family
+# Recognition of families
 
 
 CARDS: list[tuple[Callable[[Path], Path], str, str]] = [
@@ -510,7 +510,7 @@ def test_half_a_recipe_beside_that_of_a_known_family_is_rejected(
     assert message in rejection(root / "bge-reranker-v2-gemma", **settings)
     note = read_folder(root / "bge-reranker-v2-gemma", score_template="{query} {document}", score_tokens="yes,no").notes
     assert "replaces the prompt and tokens that bge-reranker-v2-gemma was trained with" in note[0]
-    assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # what its authors read, too
+    assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # its authors read this token, too
 
 
 def test_answers_that_are_one_token_are_rejected(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_an_installed_model_with_other_weights_is_rejected(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("cache")
 def test_without_a_name_and_an_installed_model_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, PACKAGE, None)  # how Python marks a module that cannot be imported
+    monkeypatch.setitem(sys.modules, PACKAGE, None)  # Python's mark of a module that cannot be imported
     message = rejection(None)
     assert message.startswith(
         "no model is named (--model with a folder or a hub id), and the first-run model is not installed"

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class LoggedCuda:
-    """Streams that say what they are asked for. The calling thread has another one on each device."""
+    """Double of CUDA streams that logs its calls. The calling thread has another one on each device."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

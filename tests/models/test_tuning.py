@@ -1,4 +1,4 @@
-"""Decision files: what is measured once decides at every start, and a damaged file never ends one."""
+"""Decision files: measured once, read at every start; a damaged file never ends a start."""
 
 from __future__ import annotations
 

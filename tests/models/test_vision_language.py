@@ -469,7 +469,7 @@ def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
     assert next(iter(model)) is convolution
 
 
-# What is refused
+# Rejections
 
 
 def rejection(model: Encoder, given: TextInput | Image, **others: Any) -> InvalidInput:

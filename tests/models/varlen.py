@@ -34,7 +34,7 @@ def varlen_attn(  # noqa: PLR0917  # as torch has it
         assert start <= end <= len(query)
         assert end - start <= max_q
         places = torch.arange(end - start)
-        distance = places.unsqueeze(1) - places  # how far a token looks back
+        distance = places.unsqueeze(1) - places  # distance that a token looks back
         left, right = window_size
         seen = torch.ones_like(distance, dtype=torch.bool)
         if left >= 0:

@@ -29,6 +29,21 @@ _INDIRECT: Final = re.compile(
     r"(Whether|What|Whatever|How|Who|Whoever|Whose|Which|Whichever|Where|When|Why|Of|Those|So many|So much"
     r"|As many|As much)\b"
 )
+_QUESTION: Final = re.compile(
+    r"(Whether|What|Whatever|Who|Whoever|Whose|Whichever|Of which|So many|So much|As many|As much)\b"
+    r"|Which [^?]*$|(whether|what)\b|([Hh]ow|[Ww]hy) [^?]*$"
+)
+"""The first words of a comment that begins with an indirect question; one with a question mark is direct."""
+
+_PHRASES: Final = re.compile(
+    r"\b([Ww]hat (is|it|they)|[Ss]o many|[Aa]s many as|[Ww]hoever|[Ww]hichever|[Hh]ad better|[Tt]hat which|[Tt]hose who"
+    r"|[Pp]ictures?|[Rr]efus(es?|ed|ing)|[Tt]urn(s|ed|ing)? away|[Dd]eclin(es?|ed|ing))\b|^Of which\b"
+)
+"""Phrases with a plainer one, and words that the vocabulary has another for (image, reject)."""
+
+_OTHERS_WORDS: Final = re.compile(r"`[^`]*`|[Cc]onnections? (is |was |are )?refused")
+"""Code spans and the operating system's own words, in which a phrase is no fault."""
+
 _GOES_ON: Final = re.compile(r"(and|or|but|of|so|how|which|than|what|in|for|with|by|as|to|the|an?)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:;])[)\"'`]*\s+")
 _ABBREVIATION: Final = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|No)\.$")
@@ -111,6 +126,12 @@ def words(text: str) -> int:
     return len(re.sub(r"`[^`]*`", "code", text).split())
 
 
+def phrase_of(sentence: str) -> str | None:
+    """Return the first phrase of a sentence that has a plainer one; None if there is none."""
+    found = _PHRASES.search(_OTHERS_WORDS.sub("code", sentence))
+    return found.group() if found else None
+
+
 def faults_of(path: Path) -> Iterator[Fault]:
     """Yield the places of a file that break a rule."""
     source = path.read_text()
@@ -128,10 +149,16 @@ def faults_of(path: Path) -> Iterator[Fault]:
         for sentence in sentences(text):
             if words(sentence) > SENTENCE_WORDS:
                 yield Fault(path, line, f"sentence over {SENTENCE_WORDS} words", sentence)
+            if phrase := phrase_of(sentence):
+                yield Fault(path, line, f"has a plainer phrase than {phrase!r}", sentence)
     for line, text in comments(source):
+        if _QUESTION.match(first := next(sentences(text), "")):
+            yield Fault(path, line, "comment begins with an indirect question", first)
         for sentence in sentences(text):
             if words(sentence) > SENTENCE_WORDS:
                 yield Fault(path, line, f"sentence over {SENTENCE_WORDS} words", sentence)
+            if phrase := phrase_of(sentence):
+                yield Fault(path, line, f"has a plainer phrase than {phrase!r}", sentence)
     if path.relative_to(ROOT).parts[0] == "tests":
         return
     if source.count("\n") > MODULE_LINES and not LONGER.search(source):

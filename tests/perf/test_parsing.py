@@ -1,4 +1,4 @@
-"""The servers that read JSON elsewhere: they answer, and what they are sent is as large as it says."""
+"""Servers that parse JSON elsewhere: they answer, and bodies have the stated size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers as processes: what a visit sees of one, and what is left of it afterwards."""
+"""Servers as processes: the readings of a visit, and leftovers after its end."""
 
 from __future__ import annotations
 

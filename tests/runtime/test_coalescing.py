@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Callers:
-    """Ask side by side; what each got, by the name that it was given."""
+    """Runs requests concurrently, and keeps each outcome by the name of its request."""
 
     def __init__(self, engine: Engine, tasks: anyio.abc.TaskGroup) -> None:
         self.outcomes: dict[str, EmbedResult | StagedPoolError] = {}
@@ -47,7 +47,7 @@ class Callers:
         self._tasks.start_soon(asking)
 
     async def waiting(self, items: int) -> None:
-        """Until so many items wait for the device, or for the row of another."""
+        """Wait until `items` items wait for the device, or for the row of another item."""
         await until(lambda: self._engine._pipeline.batch["text"].waiting == items)
 
     def result(self, name: str) -> EmbedResult:

@@ -413,7 +413,7 @@ async def test_an_engine_that_its_host_stops_is_not_called_broken(logged: list[s
 
     async def open_late() -> None:
         await until(lambda: bool(engines) and engines[0].phase is Phase.STOPPED)
-        for _ in range(100):  # those who wait for what comes out of the thread have left
+        for _ in range(100):  # the waiters for the thread's result have left
             await anyio.lowlevel.checkpoint()
         gate.open()
 

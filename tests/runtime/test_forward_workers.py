@@ -78,7 +78,7 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
             await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
         tasks.start_soon(engine.embed, "wai0")
         await until(lambda: stage.waiting == 1)
-        assert not stage._slots.ahead  # whoever came now would be in the next batch, too
+        assert not stage._slots.ahead  # an item that came now would be in the next batch, too
         tasks.start_soon(engine.embed, "wai1")
         await until(lambda: stage._slots.ahead == 1)
         assert stage.waiting == 1

@@ -1,4 +1,4 @@
-"""The batch delay in a running engine: what waits for what is coming, and what does not."""
+"""The batch delay in a running engine: partial batches that wait, and those that do not."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ async def test_images_that_wait_for_the_device_are_bounded() -> None:
     gate = Gate()
     model = SeeingModel()
     async with engine_on(model, max_batch_tokens=2) as engine, anyio.create_task_group() as tasks:
-        await ask(engine, image("AB"))  # how many tokens an image has is learned
+        await ask(engine, image("AB"))  # the engine learns the tokens of an image
         model.on_forward = gate
         tasks.start_soon(ask, engine, *[image(one + other) for one in "ABCDEFGH" for other in "ABCDEFGH"])
         await gate.arrived()

@@ -25,7 +25,7 @@ BEFORE = 20 * REQUESTS
 
 
 class Held(LetterModel):
-    """Once so many texts have gone through its device, each batch there waits for `let_go`."""
+    """Model whose batches wait for `let_go` after a number of texts went through the device."""
 
     def __init__(self) -> None:
         super().__init__(on_forward=self._hold)
@@ -99,7 +99,7 @@ async def test_a_single_text_passes_before_the_next_lists_of_large_requests(
             begun = len(model.forwarded)
             model.let_go()
             await until(lambda: len(model.forwarded) > begun and is_full(engine))  # noqa: B023  # it is awaited here
-        # In front of preprocess: what is in its channel and threads, and a list or two while room for it is made.
+        # In front of preprocess: its channel and threads are full, and a list or two waits for room.
         assert place(model.preprocessed, "x") - calls <= REQUESTS // 10
         # In front of the device: at most a text of each, and what its own preparing takes. A thousand batches wait.
         assert place(model.forwarded, "x") - batches <= REQUESTS // 4
@@ -117,7 +117,7 @@ async def test_requests_of_no_tenant_leave_room_to_a_tenant() -> None:
                 tasks.start_soon(engine.embed, f"text {number}")
             await gate.arrived()
             await until(lambda: engine.statistics().admission.requests == 14)
-            with pytest.raises(Overloaded, match="This caller takes up its part"):
+            with pytest.raises(Overloaded, match="This caller has reached its share of the server's limit"):
                 await engine.embed("one more")
             tasks.start_soon(lambda: engine.embed("single", tenant="named"))
             await until(lambda: engine.statistics().admission.requests == 15)

@@ -52,7 +52,7 @@ async def slow_engine() -> AsyncIterator[Engine]:
 async def held_engine() -> AsyncIterator[tuple[Engine, Gate]]:
     """Open a slow engine whose device holds a batch until the gate opens.
 
-    Nothing that a test asks for beside that batch can be answered too early, however late the loop looks.
+    Requests behind that batch cannot be answered early, even if the event loop runs late.
     """
     gate = Gate()
     waits = False

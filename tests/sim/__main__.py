@@ -152,7 +152,7 @@ def _many(kind: Kind, start: int, seeds: int, backend: Backend | None, jobs: int
     ready = spawning.Barrier(jobs + 1, timeout=START_S)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with spawning.Pool(jobs, ready.wait) as pool, Progress(*columns, console=console) as progress:
-        ready.wait()  # imports are not what is measured
+        ready.wait()  # imports are not measured
         began = time.perf_counter()
         task = progress.add_task("seeds", total=seeds)
         for count, failed, tally in pool.imap_unordered(kind.run_block, _blocks(start, seeds, backend)):

@@ -94,7 +94,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return []
 
     def _due(self) -> None:
-        """Make ready what is due now, so that it is shuffled with the rest."""
+        """Make the tasks that are due ready, so that they are shuffled with the rest."""
         while self._scheduled and self._scheduled[0].when() <= self._now:
             handle = heapq.heappop(self._scheduled)
             handle._scheduled = False  # type: ignore[attr-defined]  # as the loop itself does

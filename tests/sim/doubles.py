@@ -51,7 +51,7 @@ class Machine:
 
 
 def ticks(world: World, most: int, what: object) -> float:
-    """Up to `most` ticks, in seconds: as many as the seed says of this call."""
+    """A number of ticks up to `most`, in seconds; the seed decides it for each call."""
     if not most:
         return 0.0
     return zlib.crc32(f"{world.seed} {what}".encode()) % (most + 1) * TICK_S

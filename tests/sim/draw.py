@@ -33,7 +33,7 @@ T = TypeVar("T")
 Feature = Callable[[random.Random, World], None]
 
 FEATURES: dict[str, tuple[float, Feature]] = {}
-"""By name: in which part of the worlds it is, and what it does to one. Applied in this order."""
+"""By name: the part of the worlds that has it, and the function that adds it. Applied in this order."""
 
 MOST_HANGING = 5
 """Fetches that hang: with one at a time, more of them would take a world longer than it may last."""
@@ -113,7 +113,7 @@ def span_of(world: World) -> int:
     return round(max(client.arrives_at for client in world.clients) / TICK_S)
 
 
-# ---- what is asked for ----
+# ---- requests ----
 
 
 @feature(0.03)
@@ -167,7 +167,7 @@ def parts(rng: random.Random, world: World) -> None:
 
 @feature(0.15)
 def bodies(rng: random.Random, world: World) -> None:
-    """Bodies that say nothing of what is in them; some are decoded in a thread."""
+    """Bodies of several sizes, in bytes; some are decoded in a thread."""
     for client in world.clients:
         client.size = some(rng, 0, 10, 40, 100, 40_000)
     if rng.random() < 0.4:  # one is decoded at a time, and callers wait in front of parse

@@ -132,7 +132,7 @@ class Simulation:
                 break
             with anyio.move_on_after(left_s):
                 await watch.all_done.wait()
-        await anyio.sleep(TICK_S / 10)  # what happens at this very moment is over then
+        await anyio.sleep(TICK_S / 10)  # events of this very moment are over then
         watch.check_quiet()
 
     async def _direct(self, tasks: TaskGroup) -> None:

@@ -73,13 +73,13 @@ def keep(kills: dict[str, Kill]) -> None:
 
 
 def again(name: str, kill: Kill) -> tuple[Sequence[str], Sequence[str]]:
-    """Run the kept world: what it notices of the bug, and errors that the bug itself raises."""
+    """Run the kept world: return the violations it finds, and the errors that the bug itself raises."""
     with prepared(), planted(name):
         if kill.backend == "order":
             wrong, is_own = _wrong_order(kill.seed)
             return [] if wrong is None else [wrong], [wrong] if wrong is not None and is_own else []
         report = (run_web_json if kill.is_web else run_json)(kill.world, kill.backend)
-        collect_garbage()  # what a bug leaves behind is not for the caller's warnings
+        collect_garbage()  # the bug's leftovers must not warn in the caller
     return report.violations, report.own_errors
 
 

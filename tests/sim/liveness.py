@@ -2,7 +2,7 @@
 
 They hold in worlds in which nothing goes wrong (`World.liveness`), for every request that was answered:
 
-- It waits at most `PATIENCE` times what it takes alone together with its fair part of the others. That is, of each
+- It waits at most `PATIENCE` times its duration alone, together with its fair part of the others. That is, of each
   request that is inside at the same time, as much as itself has and one item more; of each other tenant no more than
   its own tenant has meanwhile; beside interactive work a seventh of bulk work, and seven times as much the other way.
 - While nothing runs, nothing waits for more than `UNATTENDED_S` (`Watch._look`); and while the device is idle, nothing
@@ -62,7 +62,7 @@ def _works(watch: Watch) -> Iterator[_Work]:
 
 
 def forward_s(world: World, tokens: int) -> float:
-    """The longest that a forward of so many tokens takes."""
+    """Maximum seconds of a forward of `tokens` tokens."""
     return world.forward_s + world.token_s * tokens + world.device_ticks * TICK_S + _aligned_s(world)
 
 

@@ -1,4 +1,4 @@
-"""The model of a world: its token ids are what an item says, and what it gives can be told from that alone."""
+"""Model of a simulated world: its rows depend on the item's token ids alone."""
 
 from __future__ import annotations
 

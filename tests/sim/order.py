@@ -28,7 +28,7 @@ EPSILON = 1e-9
 
 @dataclass
 class Node:
-    """Shares what it gets among its children, by their finish tags; one of a request has items instead."""
+    """Divides its share among its children, by their finish tags. The node of a request has items instead."""
 
     start: float = 0.0
     weight: int = 1

@@ -223,7 +223,7 @@ def collect_garbage() -> list[str]:
 def run_block(
     block: tuple[Sequence[int], Backend], run: Callable[[int, Backend], Report] = run_seed
 ) -> tuple[int, list[Report], Counter[str]]:
-    """Run several seeds, and look for what they have left behind.
+    """Run several seeds, and look for leftovers such as threads and garbage.
 
     Args:
         block: The seeds and the backend: one argument, for the pools of multiprocessing.

@@ -127,7 +127,7 @@ class Seams:
         Args:
             point: See the module.
             stage: Whose worker it is.
-            message: What it is about to hand over, where it has something.
+            message: The message that it is about to hand over, if any.
         """
         now = point, self._reached[point]
         self._reached[point] += 1
@@ -182,7 +182,7 @@ def worker_of() -> str | None:
     if frame is not None and frame.f_code is ParseStage._complete.__code__:
         return FEEDER
     while frame is not None:
-        if frame.f_code is run_isolated.__code__:  # what fails there fails an input
+        if frame.f_code is run_isolated.__code__:  # a failure there fails one input
             return None
         if frame.f_code is Supervisor.run.__code__:
             name: str = frame.f_locals["self"]._meter.name

@@ -194,7 +194,7 @@ class World:
     crashes: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     delays: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     leaves: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
-    """The client of what is handed over leaves at that very moment."""
+    """Client of the message leaves at the moment that it is handed over."""
     lates: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     """Messages that are held until the deadline of their client, if it is near."""
     yields: bool = False
@@ -314,7 +314,7 @@ def from_json(given: Mapping[str, Any]) -> World:
     """The world that a JSON value describes.
 
     Raises:
-        ValueError: It does not describe one; says what is wrong.
+        ValueError: It does not describe one; the message says why.
     """
     world = alike(read_part(World, given))
     numbers = [client.number for client in world.clients]

@@ -256,7 +256,7 @@ async def test_a_stop_ends_the_fetches() -> None:
 
 
 async def test_the_time_of_a_fetch_is_not_taken_for_the_engines() -> None:
-    now = 0.0  # as nothing else here takes any time, what is late is late by the fetch
+    now = 0.0  # nothing else here takes any time, so any delay comes from the fetch
     options = StageOptions(clock=lambda: now)
     host = Host()
     async with (

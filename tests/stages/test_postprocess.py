@@ -1,4 +1,4 @@
-"""Postprocess: who has a turn between answers, and what holds up what."""
+"""Postprocess: turns of other tasks between answers, and blocked outlets."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ ANSWER_UNITS: Final = 100
 """Units that a response earns beyond `REQUEST_UNITS`: those of the datagrams it needed."""
 
 SENT_BYTES: Final = 64
-"""Bytes of a response that earn one unit. The client's acknowledgements are at most as many as the datagrams sent."""
+"""Bytes of a response that earn one unit. The client sends at most one acknowledgement for each datagram."""
 
 NO_ERROR: Final = 0x100  # RFC 9114, section 8.1
 INTERNAL_ERROR: Final = 0x102

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from staged_pool.api.asgi import Headers, Scope
 
 LENGTH_DIGITS: Final = 18
-"""Maximum digits of a content-length; no body has so many bytes."""
+"""Maximum digits of a content-length; no real body is that long."""
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch

@@ -53,7 +53,7 @@ class ThreadPlan:
             tokens: Tokens of the next forward of the calling thread.
             at_once: Concurrent forwards that share the threads, this one included.
         """
-        # Set it even for a plan of one thread: a new thread begins with as many as there are cores.
+        # Set it even for a plan of one thread: a new thread begins with one for each core.
         use_threads(1 if self.always_alone or tokens <= self.short_tokens else self._share(at_once))
 
     def _share(self, at_once: int) -> int:

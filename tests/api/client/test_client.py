@@ -1,4 +1,4 @@
-"""Both clients against a real server: what they give is what its engines give."""
+"""Both clients against a real server: their results equal those of its engines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.doubles import Gate, LetterModel, expected, until
 
 R = TypeVar("R")
 Ask: TypeAlias = Callable[..., Any]
-"""Calls a method of a client by its name, and waits for what it returns."""
+"""Calls a method of a client by its name, and waits for the result."""
 
 pytestmark = pytest.mark.anyio
 
@@ -302,7 +302,7 @@ async def test_a_batch_of_a_stream_that_is_rejected_is_named(blocking: bool) -> 
 
 
 async def test_a_failed_batch_does_not_wait_for_one_that_pauses(anyio_backend: object) -> None:
-    """One of two requests at once is refused, and would come again after a minute."""
+    """One of two concurrent requests is rejected, and would be retried after a minute."""
     gate, model = Gate(), LetterModel()
     model.on_preprocess = gate
     retry = RetryPolicy(first_pause_s=60, max_pause_s=120)
@@ -421,7 +421,7 @@ async def test_a_rejection_for_overload_is_repeated_until_there_is_room(blocking
 
 
 def refused(served: Any) -> int:
-    """Requests that admission has refused."""
+    """Number of requests that admission has rejected."""
     return sum(served.engine.statistics().admission.refused.values())
 
 

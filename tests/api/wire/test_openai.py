@@ -1,4 +1,4 @@
-"""OpenAI's dialect, byte by byte: what is understood, what is refused and in which words, what is answered."""
+"""OpenAI's dialect, byte by byte: accepted requests, rejections with their words, and answers."""
 
 from __future__ import annotations
 

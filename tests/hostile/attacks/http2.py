@@ -138,7 +138,7 @@ def large_table(target: Target) -> Counts:
 
 
 def _take(connection: socket.socket, answers: int) -> None:
-    """Read until so many streams have ended."""
+    """Read until `answers` streams have ended."""
     buffer = b""
     while answers > 0 and (data := connection.recv(2**16)):
         buffer += data

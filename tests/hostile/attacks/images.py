@@ -29,7 +29,7 @@ SEEING = Setting(
 UNDER_ULIMIT = Setting(
     ("--image-preprocess-limit", str(THREADS), "--image-cache-mb", "0"), model="clip", address_space_bytes=4 * 2**30
 )
-"""Nothing but `ulimit -v` tells the server what it may take. It maps 2.1 GB at its start, mostly libraries."""
+"""Only `ulimit -v` limits the server's memory here. The server maps 2.1 GB at its start, mostly libraries."""
 
 
 def _scans(edge: int, count: int) -> bytes:

@@ -91,7 +91,7 @@ def image(width: int, height: int, seed: int = 0, format: str = "PNG", **options
 
 
 def png(width: int, height: int, *chunks: tuple[bytes, bytes], data: bytes = b"") -> bytes:
-    """A PNG of RGB whose header says what it likes."""
+    """A PNG of RGB; its header may contradict its data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(data)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, body) for kind, body in parts)

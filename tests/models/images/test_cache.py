@@ -48,7 +48,7 @@ class Maker:
 
 
 def wait_for(cache: ImageCache, waiting: int) -> None:
-    """Return when so many threads wait in the cache for another one."""
+    """Return when `waiting` threads wait in the cache for another one."""
     while sum(_waits_in_the_cache(thread) for thread in threading.enumerate()) < waiting:
         threading.Event().wait(0.001)
 

@@ -1,4 +1,4 @@
-"""A model folder's own image processor: in processes of its own, which may die of what they are given."""
+"""Custom image processors of model folders: processes that may die of an image."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_an_image_of_no_bytes_is_rejected() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP"])
 def test_a_turned_image_is_made_upright(format: str, orientation: int) -> None:
-    # What a camera would store for this image in each orientation (EXIF 2.32, 4.6.4).
+    # Pixels that a camera would store for this image in each orientation (EXIF 2.32, 4.6.4).
     upright = pixels(32, 16)
     stored = {
         1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],

@@ -20,7 +20,7 @@ from staged_pool.runtime.models.images.sizes import Size
 from tests.models.images.drawing import pixels
 
 WIDE = (911, 733)
-"""Width and height of an image of several strips, whichever way it is cut."""
+"""Width and height of an image of several strips, cut along either side."""
 TURNS = range(1, 9)
 
 

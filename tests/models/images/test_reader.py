@@ -161,7 +161,7 @@ def test_an_image_above_sixteen_megabytes_is_read_like_a_small_one(family_folder
 def test_prepared_pixels_outlive_the_image_they_were_made_of(family_folder: Folder) -> None:
     folder = family_folder("siglip")
     fast = reader(folder)
-    same_size = [image(64, 64, seed) for seed in range(30)]  # not resized: what is given might be Pillow's memory
+    same_size = [image(64, 64, seed) for seed in range(30)]  # not resized: the result might be Pillow's memory
     prepared = [fast.read(given) for given in same_size]
     for seed, one in enumerate(prepared):
         assert np.array_equal(one.values, pixels(64, 64, seed).transpose(2, 0, 1))

@@ -145,7 +145,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "ModernBERT": (lambda: bytes_bpe(single="<s> $A </s>"), "modernbert", {**_FAST, **LLAMA}),
     "a class that is not known": (unigram, "xlm-roberta", {"tokenizer_class": "NobodysTokenizer", **XLMR}),
 }  # fmt: skip
-"""The tokenizer, the model's type and the settings of each, by what it is."""
+"""By kind: the tokenizer, the model's type and the settings."""
 
 
 def write_layout(name: str, folder: Path) -> Path:

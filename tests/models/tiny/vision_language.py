@@ -24,7 +24,7 @@ LONGEST: Final = 320
 
 _SEEN: Final = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
-# As in Qwen2-VL's own folder, without what it does for videos and with numbers of images.
+# As in Qwen2-VL's own folder, without videos and with numbers of images.
 CHAT: Final = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"

@@ -1,4 +1,4 @@
-"""The account of what is inside: all of it, by priority, by tenant and by request."""
+"""The account of requests in flight: total, by priority, by tenant and by request."""
 
 from __future__ import annotations
 

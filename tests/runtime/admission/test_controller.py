@@ -58,7 +58,7 @@ def admission_of_both(
 
 
 def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) -> None:
-    """Take a request through that has one input of so many tokens in each lane."""
+    """Admit, compute and end a request with one input in each lane, of `inputs[lane]` tokens."""
     room = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
     admission.count_items(room, dict.fromkeys(inputs, 1))
     for lane, tokens in inputs.items():
@@ -165,7 +165,7 @@ def test_a_small_request_does_not_pay_for_a_large_one() -> None:
 
 
 def late(admission: Admission, clock: Clock, took_s: float, of: RequestClass = DEFAULT_CLASS) -> None:
-    """Take a request of a token through, in so many seconds."""
+    """Admit and end a request of one token that takes `took_s` seconds."""
     room = admission.enter(body_bytes=4, timeout_s=FOREVER, of=of)
     admission.count_items(room, {"text": 1})
     room.tokenized("text", 1)

@@ -1,4 +1,4 @@
-"""Lag of a lane's predictions: learned by class, and by those who came alone for newcomers."""
+"""Lag of a lane's predictions: learned by class; newcomers get the lag of lone requests."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def raw_deflate(data: bytes) -> bytes:
         ("deflate", raw_deflate(IMAGE)),
         ("identity, gzip", gzip.compress(IMAGE)),
         ("gzip, deflate", zlib.compress(gzip.compress(IMAGE))),
-        ("gzip", IMAGE),  # a host that says so of what it did not touch
+        ("gzip", IMAGE),  # a host with a wrong content-encoding: the body is unchanged
         ("identity", IMAGE),
     ],
 )
@@ -226,7 +226,7 @@ async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch:
     monkeypatch.setattr(dns, "ADDRESS_TIMEOUT_S", 0.1)
     async with origin() as host:
         with socket.create_server(("127.0.0.2", host.port), backlog=0), ExitStack() as stack:
-            for _ in range(4):  # its queue is full, and whoever comes next has no answer
+            for _ in range(4):  # its queue is full, and the next client has no answer
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(("127.0.0.2", host.port))

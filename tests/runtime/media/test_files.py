@@ -128,7 +128,7 @@ def test_the_setting_must_be_a_folder(tmp_path: Path) -> None:
 
 
 class Disk:
-    """Read what is there. Files called `hung` do not answer until the test is over."""
+    """Reads real files. Files called `hung` do not answer until the test is over."""
 
     def __init__(self) -> None:
         self.gate = Gate()

@@ -133,7 +133,7 @@ def test_little_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch, grown: int,
     governor._trim()
     governor._trim()
     assert len(trimmed) == times
-    figures.resident -= grown  # what comes again is measured from here
+    figures.resident -= grown  # later growth is measured from here
     governor.measure()
     governor.update(0.9)
     governor._trim()

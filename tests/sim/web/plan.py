@@ -100,7 +100,7 @@ class ConnectionPlan:
     then: Way = "waits"
     then_after_s: float = 0.0
     reads: bool = True
-    """False: nothing is ever read of what it is sent."""
+    """False: the client never reads its answers."""
 
 
 @dataclass(kw_only=True)

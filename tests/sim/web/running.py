@@ -241,7 +241,7 @@ def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
 
 
 def _check_end(world: WebWorld, server: Server, engine: Engine, violations: list[str]) -> None:
-    """Every connection is gone, and so must be what it held."""
+    """Check, after the last connection, that everything it held is freed."""
     state = server.state
     for what, count in (
         ("connections", state.connections),
@@ -262,7 +262,7 @@ def _check(world: WebWorld, client: Client) -> None:
     """Check that each request that was whole in time has an answer. The connection closed in time, too."""
     plan, bound_s = client.plan, engine_s(world)
     ends_at = math.inf if world.ends_at is None else world.ends_at
-    if plan.then == "waits" and plan.reads:  # else nobody can say what it was sent
+    if plan.then == "waits" and plan.reads:  # else its answers are unknown
         _check_answers(world, client, bound_s, ends_at)
     limits = world.keep_alive_s, world.head_timeout_s, world.body_timeout_s + FAST_BODY_S + GRACE_S
     patience_s = max(limits) + (world.write_timeout_s + bound_s) * (len(client.sent) + 1)

@@ -1,4 +1,4 @@
-"""A connection that is made up: what is between a client and the server's transport, and the transport itself."""
+"""A simulated connection: the wire between client and server, and the server's transport."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Wire:
     """Both directions of one connection.
 
     Args:
-        kernel_bytes: That are taken of what the client does not read.
+        kernel_bytes: Size of the kernel's buffer for bytes that the client does not read.
     """
 
     def __init__(self, kernel_bytes: int) -> None:
         self.arrived = bytearray()
-        """From the client, and received by nobody."""
+        """Bytes from the client that the server has not received."""
         self.received = 0
-        """Bytes that the server has received, or looked at and taken."""
+        """Number of bytes that the server has received or taken after a look."""
         self.is_ended = False
         """The client has closed its side."""
         self.is_reset = False
         self.sent = bytearray()
-        """From the server, in the kernel, and not read by the client."""
+        """Bytes from the server that are in the kernel's buffer, unread by the client."""
         self.unsent = b""
-        """From the server, and waiting for room in the kernel."""
+        """Bytes from the server that wait for room in the kernel's buffer."""
         self.is_closed = False
         """The server has closed."""
         self.is_cut = False
