@@ -24,7 +24,7 @@ from staged_pool.stages.scheduling.batch_delay import BatchDelay
 from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.scheduling.fair_queue import Waiting
-from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
+from staged_pool.stages.scheduling.tuning import CORE_TIMEOUT_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Item, Ticket
@@ -62,8 +62,8 @@ class BatchStage(Stage, Generic[P, R]):
     A forward that has begun runs to its end. Rows that nobody waits for any more are counted as wasted tokens.
 
     Args:
-        inlet: Lists of items of any requests. Closing its sender ends the stage once the queue is empty.
-        outlet: Lists of items with their rows. Closed when the stage ends.
+        receiver: Lists of items of any requests. Closing its sender ends the stage once the queue is empty.
+        sender: Lists of items with their rows. Closed when the stage ends.
         device: The device, and its number of slots.
         scheduling: The queue, the batch limits and the service time.
         nearby: Work outside the stage that decides when a batch starts.
@@ -73,8 +73,8 @@ class BatchStage(Stage, Generic[P, R]):
 
     def __init__(
         self,
-        inlet: Receiver[Sequence[Item[P]]],
-        outlet: Sender[Sequence[Item[R]]],
+        receiver: Receiver[Sequence[Item[P]]],
+        sender: Sender[Sequence[Item[R]]],
         *,
         device: BatchDevice[P, R],
         scheduling: BatchScheduling[P, R],
@@ -83,8 +83,8 @@ class BatchStage(Stage, Generic[P, R]):
         name: str = "batch",
     ) -> None:
         super().__init__(name, workers=device.slots, options=options)
-        self._inlet = inlet
-        self._outlet = outlet
+        self._receiver = receiver
+        self._sender = sender
         self._forward = device.forward
         self._offload = device.offload
         self._slots = DeviceSlots(device.slots, device.ahead, self.meter, self._clock)
@@ -102,7 +102,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._core_is_free = nearby.core_is_free
         self._ended = False
         self._work_waits = WorkerNotifier()
-        self.results = BatchResults[P, R](self.meter, outlet.name, self._former.lane, self._coalescer, sharing)
+        self.results = BatchResults[P, R](self.meter, sender.name, self._former.lane, self._coalescer, sharing)
         """Gives rows to items, and counts tokens."""
         self.triggers: Counter[str] = Counter()
         """Batches by the reason that they were cut for."""
@@ -141,17 +141,17 @@ class BatchStage(Stage, Generic[P, R]):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._inlet.close()
-        self._outlet.close()
+        self._receiver.close()
+        self._sender.close()
 
     async def _fill_queue(self) -> None:
-        async for items in self._inlet:
+        async for items in self._receiver:
             with custody(self.meter.name, (item.ticket for item in items)) as held:
-                recalled = self._take_in(items)
+                cached_items = self._take_in(items)
                 self._sweep()
                 self._work_waits.notify()
-                if recalled:
-                    await self._outlet.send(recalled)
+                if cached_items:
+                    await self._sender.send(cached_items)
                 held.handed_on()
         self._ended = True
         self._work_waits.notify_all()
@@ -161,14 +161,14 @@ class BatchStage(Stage, Generic[P, R]):
 
         There is no await between the look at kept rows and the one at rows under way, so no row is computed twice.
         """
-        recalled: list[Item[R]] = []
+        cached_items: list[Item[R]] = []
         now, keeps_rows = self._clock(), self.results.keeps_rows
         for item in items:
-            if keeps_rows and (with_row := self.results.recall(item, now)) is not None:
-                recalled.append(with_row)
+            if keeps_rows and (with_row := self.results.take_cached(item, now)) is not None:
+                cached_items.append(with_row)
             else:
                 self._coalescer.add(item)
-        return recalled
+        return cached_items
 
     def _sweep(self) -> None:
         """Drop items of settled tickets if the queue has outgrown its limit.
@@ -176,7 +176,7 @@ class BatchStage(Stage, Generic[P, R]):
         This bounds the memory while the device hangs and callers come and leave.
         """
         if self._queue.waiting.cost > self._sweep_above:
-            self._coalescer.sweep(self._still_wanted())
+            self._coalescer.sweep(self._should_keep())
             self._sweep_above = max(self._fed_tokens, 2 * self._queue.waiting.cost)
 
     async def _work(self) -> None:
@@ -184,7 +184,7 @@ class BatchStage(Stage, Generic[P, R]):
             with self._slots.hold(batch.cost) as execution, self._custody(batch) as held:
                 results = await self._run(batch, execution)
                 if done := self.results.settle(batch, results, execution, held):
-                    await self._outlet.send(done)
+                    await self._sender.send(done)
                 held.handed_on()
 
     async def _next_batch(self) -> Batch[Item[P]] | None:
@@ -217,15 +217,15 @@ class BatchStage(Stage, Generic[P, R]):
             return Hold("busy")
         waiting = self._queue.waiting
         if 0 < waiting.cost < self._former.budget and not (self._delay.is_over or self._core_is_free()):
-            return Hold("cores", CORE_PATIENCE_S)  # a call that holds a core adds to the batch when it ends
+            return Hold("cores", CORE_TIMEOUT_S)  # a call that holds a core adds to the batch when it ends
         if self._slots.free == 1 and (  # with more free slots, the coming items get one of their own
             delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing())
         ):
             return Hold("coming", delay_s)
         self._delay.started()
-        return self._coalescer.take(self._still_wanted(), self._slots.tokens) or Hold("empty")
+        return self._coalescer.take(self._should_keep(), self._slots.tokens) or Hold("empty")
 
-    def _still_wanted(self) -> Callable[[Item[P]], bool]:
+    def _should_keep(self) -> Callable[[Item[P]], bool]:
         now = self._clock()
         return lambda item: should_process(item.ticket, self.meter, now=now)
 

@@ -53,7 +53,7 @@ class BatchResults(Generic[P, R]):
         """Tokens of computed items whose callers had all left."""
         self.coalesced = 0
         """Items that got the row of another item inside."""
-        self.recalled = 0
+        self.cached_items = 0
         """Items that got a row of an earlier request."""
 
     @property
@@ -61,7 +61,7 @@ class BatchResults(Generic[P, R]):
         """True if rows of earlier requests are kept."""
         return self._kept is not None
 
-    def recall(self, item: Item[P], now: float) -> Item[R] | None:
+    def take_cached(self, item: Item[P], now: float) -> Item[R] | None:
         """Return the item with its kept row; None if no row is kept for it."""
         if self._kept is None or item.identity is None:
             return None
@@ -69,7 +69,7 @@ class BatchResults(Generic[P, R]):
             return None
         item.ticket.load.cached(self._lane, item.cost)
         self._observe_wait(item, now)
-        self.recalled += 1
+        self.cached_items += 1
         self._meter.done += 1
         return self._with_row(item, row, now)
 

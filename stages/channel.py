@@ -279,8 +279,8 @@ class Channel(Generic[T]):
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
         self._contents = contents = _Contents[T](name, capacity, size)
-        self.outlet = Sender(send, contents)
-        self.inlet = Receiver(receive, contents)
+        self.sender = Sender(send, contents)
+        self.receiver = Receiver(receive, contents)
 
     @property
     def waiting(self) -> int:

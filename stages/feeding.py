@@ -40,7 +40,7 @@ class FeedQueue(Generic[S]):
 
     Args:
         lane: Name of the lane.
-        outlet: Sending end of the channel. Closed by `close`.
+        sender: Sending end of the channel. Closed by `close`.
         chunk_items: Most items of a list.
         clock: Clock of the stages, in seconds.
     """
@@ -48,21 +48,21 @@ class FeedQueue(Generic[S]):
     def __init__(
         self,
         lane: Hashable,
-        outlet: Sender[Sequence[Item[S]]],
+        sender: Sender[Sequence[Item[S]]],
         *,
         chunk_items: int,
         clock: Callable[[], float],
     ) -> None:
         self._lane = lane
-        self._outlet = outlet
-        self.stage = outlet.name
+        self._sender = sender
+        self.stage = sender.name
         """Name of the preprocess stage."""
         self._chunk_items = chunk_items
         self._clock = clock
         self._queue = FairQueue[_List[S]](("feeding", lane))
         self._for_room: deque[tuple[Ticket, Wakeup]] = deque()
         self._is_granting = False
-        outlet.on_room(self.grant)
+        sender.on_room(self.grant)
 
     def waiting_requests(self, priority: Priority) -> int:
         """Count the requests of a priority that wait here."""
@@ -145,17 +145,17 @@ class FeedQueue(Generic[S]):
 
     def close(self) -> None:
         """Close the channel: nothing more will come."""
-        self._outlet.close()
+        self._sender.close()
 
     def _items(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> list[Item[S]]:
         now = self._clock()
         return [Item(ticket, index, given, now) for index, given in inputs]
 
     def _may_pass(self, ticket: Ticket, items: Sequence[Item[S]]) -> bool:
-        return self._outlet.has_room(items) and ticket.load.may_feed(self._lane, len(items))
+        return self._sender.has_room(items) and ticket.load.may_feed(self._lane, len(items))
 
     def _send(self, ticket: Ticket, items: Sequence[Item[S]]) -> None:
-        self._outlet.send_nowait(items)
+        self._sender.send_nowait(items)
         ticket.load.fed(self._lane, len(items))
 
 

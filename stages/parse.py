@@ -59,7 +59,7 @@ class ParseStage(Stage, Generic[S]):
     of its request have gone to preprocess, or when the request is settled.
 
     Args:
-        inlet: Admitted requests. Closing its sender ends the stage.
+        receiver: Admitted requests. Closing its sender ends the stage.
         feeds: The feed queue of each lane. Closed when the stage ends.
         lane_of: Returns the lane of an input.
         accept: Checks a decoded request against the model and the limits, and plans it. Raises the error for its
@@ -73,7 +73,7 @@ class ParseStage(Stage, Generic[S]):
 
     def __init__(
         self,
-        inlet: Receiver[Arrival],
+        receiver: Receiver[Arrival],
         feeds: Mapping[Hashable, FeedQueue[S]],
         *,
         lane_of: Callable[[S], Hashable],
@@ -85,7 +85,7 @@ class ParseStage(Stage, Generic[S]):
         workers: int,
     ) -> None:
         super().__init__("parse", workers=workers, options=options)
-        self._inlet = inlet
+        self._receiver = receiver
         self._feeds = feeds
         self._lane_of = lane_of
         self._accept = accept
@@ -100,12 +100,12 @@ class ParseStage(Stage, Generic[S]):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._inlet.close()
+        self._receiver.close()
         for feed in self._feeds.values():
             feed.close()
 
     async def _work(self) -> None:
-        async for arrival in self._inlet:
+        async for arrival in self._receiver:
             with self.meter.working(), custody("parse", (arrival.ticket,)) as held:
                 await self._parse(arrival)
                 held.handed_on()

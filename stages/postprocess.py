@@ -28,7 +28,7 @@ class PostprocessStage(Stage, Generic[R]):
     """Collects the rows of each request. The last row triggers its answer, which settles the ticket.
 
     Args:
-        inlet: Lists of items with their rows, possibly of several requests. Closing its sender ends the stage.
+        receiver: Lists of items with their rows, possibly of several requests. Closing its sender ends the stage.
         offload: Makes large answers, off the event loop.
         options: See `StageOptions`.
         numbers: Returns the count of numbers in a row.
@@ -39,7 +39,7 @@ class PostprocessStage(Stage, Generic[R]):
 
     def __init__(
         self,
-        inlet: Receiver[Sequence[Item[R]]],
+        receiver: Receiver[Sequence[Item[R]]],
         *,
         offload: Offload,
         options: StageOptions,
@@ -49,7 +49,7 @@ class PostprocessStage(Stage, Generic[R]):
         workers: int,
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)
-        self._inlet = inlet
+        self._receiver = receiver
         self._offload = offload
         self._numbers = numbers
         self._inline_items = inline_items
@@ -59,10 +59,10 @@ class PostprocessStage(Stage, Generic[R]):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._inlet.close()
+        self._receiver.close()
 
     async def _work(self) -> None:
-        async for items in self._inlet:
+        async for items in self._receiver:
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
                 small: list[tuple[Ticket, float]] = []
                 large: list[tuple[Ticket, float]] = []

@@ -35,8 +35,8 @@ class PreprocessStage(Stage, Generic[S, P]):
     inputs share one call, and without load none is held back.
 
     Args:
-        inlet: Lists of items, each of one request. Closing its sender ends the stage.
-        outlet: Lists of prepared items, possibly of several requests. An empty list tells the batch stage that the
+        receiver: Lists of items, each of one request. Closing its sender ends the stage.
+        sender: Lists of prepared items, possibly of several requests. An empty list tells the batch stage that the
             items it expects will not come. Closed when the stage ends.
         preprocess: See `Preprocess`.
         offload: Runs `preprocess`. Its limit is the limit of the stage.
@@ -52,8 +52,8 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def __init__(
         self,
-        inlet: Receiver[Sequence[Item[S]]],
-        outlet: Sender[Sequence[Item[P]]],
+        receiver: Receiver[Sequence[Item[S]]],
+        sender: Sender[Sequence[Item[P]]],
         *,
         preprocess: Preprocess[S, P],
         offload: Offload,
@@ -66,8 +66,8 @@ class PreprocessStage(Stage, Generic[S, P]):
         name: str = "preprocess",
     ) -> None:
         super().__init__(name, workers=workers, options=options)
-        self._inlet = inlet
-        self._outlet = outlet
+        self._receiver = receiver
+        self._sender = sender
         self._preprocess = preprocess
         self._offload = offload
         self._ahead_s = ahead_s
@@ -83,18 +83,18 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._inlet.close()
-        self._outlet.close()
+        self._receiver.close()
+        self._sender.close()
 
     async def _work(self) -> None:
-        async for first in self._inlet:
+        async for first in self._receiver:
             with self.meter.working(), custody(self.meter.name, (item.ticket for item in first)) as held:
                 items = list(first)
-                while len(items) < self._chunk_items and (more := self._inlet.receive_waiting()) is not None:
+                while len(items) < self._chunk_items and (more := self._receiver.receive_waiting()) is not None:
                     held.take(item.ticket for item in more)
                     items += more
                 ready = await self._prepare(items)
-                await self._outlet.send(ready)
+                await self._sender.send(ready)
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
@@ -118,8 +118,8 @@ class PreprocessStage(Stage, Generic[S, P]):
                 parts = result if isinstance(result, tuple) else (result,)
                 if len(parts) > 1:
                     ticket.split(item.index, len(parts))
-                ticket.move(1, self.meter.name, self._outlet.name)
-                ticket.move(len(parts) - 1, None, self._outlet.name)
+                ticket.move(1, self.meter.name, self._sender.name)
+                ticket.move(len(parts) - 1, None, self._sender.name)
                 ticket.load.tokenized(self._lane, sum(part.cost for part in parts))
                 scope = ticket.sharing_scope
                 ready += [

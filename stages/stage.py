@@ -45,7 +45,7 @@ class Stage(ABC):
         """Called as soon as a worker cannot be restarted. `run` itself raises only when running calls have ended."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends, then close this stage's ends of its channels.
+        """Work until the receiver ends, then close this stage's ends of its channels.
 
         If cancelled, wait for running calls, and settle the tickets in custody.
 
@@ -65,7 +65,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def _work(self) -> None:
-        """Run one worker: take messages until the inlet ends."""
+        """Run one worker: take messages until the receiver ends."""
 
     @abstractmethod
     def close(self) -> object:

@@ -229,15 +229,15 @@ def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]
             (`send NAME`, of the stage behind). An exception there crashes that worker while it holds the message.
     """
 
-    class ActingOutlet(Sender[Any]):
+    class ActingSender(Sender[Any]):
         async def send(self, message: Any) -> None:
             await act(f"send {self.name}")
             await super().send(message)
 
         def clone(self) -> Sender[Any]:
-            return ActingOutlet(self._stream.clone(), self._contents)
+            return ActingSender(self._stream.clone(), self._contents)
 
-    class ActingInlet(Receiver[Any]):
+    class ActingReceiver(Receiver[Any]):
         async def __anext__(self) -> Any:
             message = await super().__anext__()
             try:
@@ -250,8 +250,8 @@ def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]
     class ActingChannel(Channel[Any]):
         def __init__(self, name: str, capacity: int, size: Callable[[Any], int] = lambda _: 1) -> None:
             super().__init__(name, capacity, size)
-            self.outlet = ActingOutlet(self.outlet._stream, self._contents)
-            self.inlet = ActingInlet(self.inlet._stream, self._contents)
+            self.sender = ActingSender(self.sender._stream, self._contents)
+            self.receiver = ActingReceiver(self.receiver._stream, self._contents)
 
     return ActingChannel
 

@@ -38,8 +38,8 @@ Closing while its bytes are in flight resets the connection, and the client lose
 """
 
 FREE_PIECES = 2**12
-PIECE_BYTES = 8
-"""A body may arrive in `FREE_PIECES` pieces, and one more for each `PIECE_BYTES` bytes.
+MIN_PIECE_BYTES = 8
+"""A body may arrive in `FREE_PIECES` pieces, and one more for each `MIN_PIECE_BYTES` bytes.
 
 A piece costs the event loop as much as a kilobyte does, so tiny pieces could keep it busy.
 """
@@ -137,7 +137,7 @@ class GeneralPath:
                 chunk = await receiver.next()
                 held.take(len(chunk))
                 pieces += 1
-                if pieces > FREE_PIECES + body.size // PIECE_BYTES:
+                if pieces > FREE_PIECES + body.size // MIN_PIECE_BYTES:
                     raise HttpError(status.TOO_MANY_PIECES, "The body arrives in too many small pieces")
                 body.add(chunk)
         if not receiver.ended:

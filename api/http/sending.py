@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
+from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
 from staged_pool.api.http.transports import Transport
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
@@ -26,14 +26,14 @@ async def send_all(transport: Transport, data: bytes, server_state: ServerState,
         transport: Transport of the connection; no other call sends on it meanwhile.
         data: Bytes to send.
         server_state: Shortens the timeout when the server shuts down.
-        timeout_s: Seconds within which the client must read each piece of `PIECE_BYTES`.
+        timeout_s: Seconds within which the client must read each piece of `SEND_CHUNK_BYTES`.
 
     Returns:
         False if the connection was reset, or either side has closed it.
     """
     pieces = memoryview(data)
-    for first in range(0, len(data), PIECE_BYTES):
-        send: Callable[[], Awaitable[None]] = partial(transport.send, pieces[first : first + PIECE_BYTES])
+    for first in range(0, len(data), SEND_CHUNK_BYTES):
+        send: Callable[[], Awaitable[None]] = partial(transport.send, pieces[first : first + SEND_CHUNK_BYTES])
         left_s = timeout_s
         while (late_s := await _sent_within(transport, send, server_state, left_s)) is not None:
             if late_s <= LATE_S:

@@ -68,7 +68,7 @@ UNSENT_BYTES: Final = 2**17
 """Maximum bytes of one connection that the kernel buffers unsent.
 
 By default it buffers megabytes of a response that nobody reads, memory that the server cannot account for. Two pieces
-of `PIECE_BYTES` keep any link busy.
+of `SEND_CHUNK_BYTES` keep any link busy.
 """
 
 

@@ -31,7 +31,7 @@ FRAMED: Final = b"application/vnd.staged-pool.embeddings"
 HEADER_BYTES: Final = 8192
 """Maximum size of metadata in a header, in bytes."""
 
-_PIECE_BYTES: Final = 2**18
+_CHUNK_BYTES: Final = 2**18
 _ENTRY_VALUES: Final = 50
 """Cost of one entry of the metadata; the unit is the time to write one number."""
 
@@ -80,10 +80,10 @@ def _copied(arrays: Iterable[NDArray[Any]]) -> Iterator[bytes]:
     size = 0
     for array in arrays:
         memory = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(memory), _PIECE_BYTES):
-            gathered.append(memory[start : start + _PIECE_BYTES])
+        for start in range(0, len(memory), _CHUNK_BYTES):
+            gathered.append(memory[start : start + _CHUNK_BYTES])
             size += len(gathered[-1])
-            if size >= _PIECE_BYTES:
+            if size >= _CHUNK_BYTES:
                 yield b"".join(gathered)
                 gathered, size = [], 0
     if gathered:

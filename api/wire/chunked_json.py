@@ -17,7 +17,7 @@ Pieces: TypeAlias = bytes | tuple[bytes, ...]
 STEP_VALUES: Final = 4096
 """Numbers that are written in one step, under the GIL: about 0.2 ms for floats."""
 
-PIECE_BYTES: Final = 2**16
+JSON_CHUNK_BYTES: Final = 2**16
 """Minimum size of a piece, in bytes; shorter parts are joined with the next ones."""
 
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
@@ -148,14 +148,14 @@ def _separated(items: Iterable[Iterable[bytes | memoryview]]) -> Iterator[bytes 
 
 
 def _gathered(parts: Iterable[bytes | memoryview]) -> Pieces:
-    """Merge parts into pieces of at least `PIECE_BYTES`; each is copied once."""
+    """Merge parts into pieces of at least `JSON_CHUNK_BYTES`; each is copied once."""
     pieces: list[bytes] = []
     gathered: list[bytes | memoryview] = []
     size = 0
     for part in parts:
         gathered.append(part)
         size += len(part)
-        if size >= PIECE_BYTES:
+        if size >= JSON_CHUNK_BYTES:
             pieces.append(b"".join(gathered))
             gathered, size = [], 0
     if gathered or not pieces:

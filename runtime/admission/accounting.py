@@ -54,7 +54,7 @@ LIMITS: Final = ("requests", "items", "tokens", "bytes")
 class LaneUsage:
     """Amounts of one request in one lane."""
 
-    __slots__ = ("computed", "estimate", "fed", "spared", "tokens", "unprepared")
+    __slots__ = ("computed", "estimate", "fed", "skipped", "tokens", "unprepared")
 
     def __init__(self, tokens: float, inputs: int) -> None:
         self.tokens = tokens
@@ -66,7 +66,7 @@ class LaneUsage:
         """Tokens in preprocess, in front of the device, or on it."""
         self.computed = 0
         """Tokens that the device has computed."""
-        self.spared = 0
+        self.skipped = 0
         """Tokens that were coalesced or cached, and so were not computed."""
 
 
@@ -85,7 +85,7 @@ class Reservation:
         "items",
         "lane",
         "lanes",
-        "of",
+        "request_class",
     )
 
     def __init__(
@@ -96,11 +96,11 @@ class Reservation:
         entered_at: float,
         lane: Lane,
         expected_s: float,
-        of: RequestClass,
+        request_class: RequestClass,
         counted_in: tuple[Usage, ...],
     ) -> None:
         self._in_flight = in_flight
-        self.of = of
+        self.request_class = request_class
         self.counted_in = counted_in
         """The sums that it counts in: of all requests, of its priority, and of its tenant in that."""
         self.came_alone = counted_in[-1].requests == 0
@@ -158,7 +158,7 @@ class Reservation:
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """See `Load.adjust_tokens`."""
         if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
-            usage.spared += tokens
+            usage.skipped += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
     def cached(self, lane: Hashable, tokens: int) -> None:
@@ -201,20 +201,20 @@ class InFlight:
         entered_at: float,
         lane: Lane,
         expected_s: float,
-        of: RequestClass,
+        request_class: RequestClass,
     ) -> Reservation:
         """Add a request, as one item."""
-        tenants = self.tenants[of.priority]
-        if (of_tenant := tenants.get(of.tenant)) is None:
-            of_tenant = tenants[of.tenant] = Usage(self._lanes)
+        tenants = self.tenants[request_class.priority]
+        if (of_tenant := tenants.get(request_class.tenant)) is None:
+            of_tenant = tenants[request_class.tenant] = Usage(self._lanes)
         reservation = Reservation(
             self,
             body_bytes=body_bytes,
             entered_at=entered_at,
             lane=lane,
             expected_s=expected_s,
-            of=of,
-            counted_in=(self.total, self.priorities[of.priority], of_tenant),
+            request_class=request_class,
+            counted_in=(self.total, self.priorities[request_class.priority], of_tenant),
         )
         for usage in reservation.counted_in:
             usage.requests += 1
@@ -297,7 +297,7 @@ class InFlight:
         if not self.total.requests:
             self.fed = dict.fromkeys(self._lanes, 0.0)
         if not reservation.counted_in[-1].requests:
-            del self.tenants[reservation.of.priority][reservation.of.tenant]
+            del self.tenants[reservation.request_class.priority][reservation.request_class.tenant]
 
     def _count(self, reservation: Reservation, lane: Lane, tokens: float) -> None:
         for usage in reservation.counted_in:

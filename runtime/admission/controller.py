@@ -78,14 +78,19 @@ class Admission:
         """True once a named tenant or bulk work has come: others must leave room for it."""
 
     def enter(
-        self, *, body_bytes: int, timeout_s: float, of: RequestClass = DEFAULT_CLASS, images: int | None = None
+        self,
+        *,
+        body_bytes: int,
+        timeout_s: float,
+        request_class: RequestClass = DEFAULT_CLASS,
+        images: int | None = None,
     ) -> Reservation:
         """Let a request in.
 
         Args:
             body_bytes: Size of the body. Tokens are estimated from it.
             timeout_s: Time limit of the request, in seconds.
-            of: Its priority and tenant.
+            request_class: Its priority and tenant.
             images: Number of images in the body. None: unknown.
 
         Raises:
@@ -95,15 +100,15 @@ class Admission:
         """
         if body_bytes > self._config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
-        self._has_classes = self._has_classes or of != DEFAULT_CLASS
+        self._has_classes = self._has_classes or request_class != DEFAULT_CLASS
         guesses = self._estimates.guess(body_bytes, images)
-        lane, expected_s = expected = self._quickest(guesses, of)
-        takes_s = expected_s + self._lanes[lane].lag_s(of)
+        lane, expected_s = expected = self._quickest(guesses, request_class)
+        takes_s = expected_s + self._lanes[lane].lag_s(request_class)
         if self.in_flight.total.requests and takes_s > timeout_s:
             self._count_rejection("deadline")
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door", retry_after_s=self._drain_s(lane))
-        if (rejection := self._overload(body_bytes, guesses, expected, of)) is not None:
+        if (rejection := self._overload(body_bytes, guesses, expected, request_class)) is not None:
             raise detached(rejection)
         self._admitted += 1
         return self.in_flight.enter(
@@ -112,18 +117,22 @@ class Admission:
             entered_at=self._clock(),
             lane=lane,
             expected_s=expected_s,
-            of=of,
+            request_class=request_class,
         )
 
     def overload(
-        self, body_bytes: int, of: RequestClass = DEFAULT_CLASS, images: int | None = None
+        self, body_bytes: int, request_class: RequestClass = DEFAULT_CLASS, images: int | None = None
     ) -> Overloaded | None:
         """Return the error of a request that is rejected now, and count it; None if it may enter."""
         guesses = self._estimates.guess(body_bytes, images)
-        return self._overload(body_bytes, guesses, self._quickest(guesses, of), of)
+        return self._overload(body_bytes, guesses, self._quickest(guesses, request_class), request_class)
 
     def _overload(
-        self, body_bytes: int, guesses: Mapping[Lane, Estimate], expected: tuple[Lane, float], of: RequestClass
+        self,
+        body_bytes: int,
+        guesses: Mapping[Lane, Estimate],
+        expected: tuple[Lane, float],
+        request_class: RequestClass,
     ) -> Overloaded | None:
         if not self.in_flight.total.requests:  # otherwise a wrong prediction would never be corrected
             return None
@@ -134,11 +143,11 @@ class Admission:
             if inside[place] + wanted[place] > allowed:
                 limit = LIMITS[place]
                 return self._reject(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
-        if self._has_classes and (whose := self._beyond_part(inside, wanted, of)) is not None:
+        if self._has_classes and (whose := self._beyond_part(inside, wanted, request_class)) is not None:
             return self._reject("part", f"{whose} has reached its share of the server's limit.", lane)
-        return self._too_late(lane, expected_s, of)
+        return self._too_late(lane, expected_s, request_class)
 
-    def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], of: RequestClass) -> str | None:
+    def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], request_class: RequestClass) -> str | None:
         """Return the name of a share of a limit that the request would exceed: bulk work or its tenant.
 
         The share is `TIMES_FREE` times the free rest, so that the next caller always finds some room.
@@ -146,9 +155,11 @@ class Admission:
         Returns:
             The subject of the error message; None if no share is exceeded.
         """
-        tenant = [usage[of.tenant] for usage in self.in_flight.tenants.values() if of.tenant in usage]
+        tenant = [
+            usage[request_class.tenant] for usage in self.in_flight.tenants.values() if request_class.tenant in usage
+        ]
         parts: dict[str, list[Usage]] = {"This caller": tenant}
-        if of.priority is Priority.BULK:
+        if request_class.priority is Priority.BULK:
             parts = {"Bulk work": [self.in_flight.priorities[Priority.BULK]], **parts}
         for whose, usages in parts.items():
             for place, (allowed, has, more) in enumerate(zip(self._allowed, inside, wanted, strict=True)):
@@ -182,7 +193,7 @@ class Admission:
             account.take(reservation, name)
         known = self._estimates.known(reservation.body_bytes, inputs)
         expected = {
-            name: self._delay_s(name, tokens, inputs[name], reservation.of, is_inside=True)
+            name: self._delay_s(name, tokens, inputs[name], reservation.request_class, is_inside=True)
             for name, tokens in known.items()
         }
         for name, tokens in known.items():
@@ -193,7 +204,7 @@ class Admission:
         if tuple(inputs) == (lane,):
             return
         for name, expected_s in expected.items() if others else ():
-            if name != lane and (rejection := self._too_late(name, expected_s, reservation.of)) is not None:
+            if name != lane and (rejection := self._too_late(name, expected_s, reservation.request_class)) is not None:
                 raise detached(rejection)
         reservation.lane, reservation.expected_s = max(expected.items(), key=lambda pair: pair[1])
 
@@ -209,14 +220,14 @@ class Admission:
         self.in_flight.leave(reservation)
         if answered:
             self._learn(reservation, usages, self._clock() - reservation.entered_at - elsewhere_s)
-        of, total = reservation.of, self.in_flight.total
-        if of.tenant not in self.in_flight.tenants[of.priority]:
+        request_class, total = reservation.request_class, self.in_flight.total
+        if request_class.tenant not in self.in_flight.tenants[request_class.priority]:
             for prediction in self._lanes.values():
-                prediction.catch_up(of if total.requests else None)
+                prediction.catch_up(request_class if total.requests else None)
 
     def _learn(self, reservation: Reservation, usages: Mapping[Lane, LaneUsage], took_s: float) -> None:
         computed = sum(usage.computed for usage in usages.values())
-        tokens = computed + sum(usage.spared for usage in usages.values())
+        tokens = computed + sum(usage.skipped for usage in usages.values())
         if not tokens:
             return
         # Coalesced and cached tokens waited for no device: their time says nothing about the lag of others.
@@ -224,31 +235,36 @@ class Admission:
         if share := self._estimates.device_share.value:  # the part of its tokens that it was expected to compute
             expected_s /= share
         late_s, came_alone = took_s - expected_s, reservation.came_alone
-        self._lanes[reservation.lane].learn_lag(reservation.of, late_s, came_alone=came_alone)
-        read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.spared)}
+        self._lanes[reservation.lane].learn_lag(reservation.request_class, late_s, came_alone=came_alone)
+        read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.skipped)}
         self._estimates.learn(reservation.body_bytes, read, computed / tokens)
 
-    def _quickest(self, guesses: Mapping[Lane, Estimate], of: RequestClass) -> tuple[Lane, float]:
+    def _quickest(self, guesses: Mapping[Lane, Estimate], request_class: RequestClass) -> tuple[Lane, float]:
         """Return the likely lane that would be done first with a request, and its seconds."""
         if len(guesses) == 1:
             ((lane, guess),) = guesses.items()
-            return lane, self._delay_s(lane, guess.given_present, 1, of)
+            return lane, self._delay_s(lane, guess.given_present, 1, request_class)
         delays = [
-            (lane, self._delay_s(lane, guess.given_present, 1, of))
+            (lane, self._delay_s(lane, guess.given_present, 1, request_class))
             for lane, guess in guesses.items()
             if guess.likely or not any(each.likely for each in guesses.values())  # none is likely
         ]
-        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(of))
+        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(request_class))
 
-    def _delay_s(self, lane: Lane, tokens: float, inputs: int, of: RequestClass, *, is_inside: bool = False) -> float:
+    def _delay_s(
+        self, lane: Lane, tokens: float, inputs: int, request_class: RequestClass, *, is_inside: bool = False
+    ) -> float:
         """Return the seconds of a lane for a request and the work ahead of it."""
-        priority, tenants = self.in_flight.priorities[of.priority], self.in_flight.tenants[of.priority]
+        priority, tenants = (
+            self.in_flight.priorities[request_class.priority],
+            self.in_flight.tenants[request_class.priority],
+        )
         before, others_have = tokens, priority.tokens[lane]
-        if (own := tenants.get(of.tenant)) is not None:
+        if (own := tenants.get(request_class.tenant)) is not None:
             before += min(own.tokens[lane], (own.requests - is_inside) * tokens)
             others_have -= own.tokens[lane]
         before += min(others_have, (len(tenants) - (own is not None)) * before)
-        if of.priority is Priority.INTERACTIVE:
+        if request_class.priority is Priority.INTERACTIVE:
             before += min(self.in_flight.priorities[Priority.BULK].tokens[lane], before / INTERACTIVE_WEIGHT)
         else:
             before += min(self.in_flight.priorities[Priority.INTERACTIVE].tokens[lane], before * INTERACTIVE_WEIGHT)
@@ -257,8 +273,8 @@ class Admission:
             before, min(self.in_flight.unprepared[lane], others * inputs) + inputs
         )
 
-    def _too_late(self, lane: Lane, expected_s: float, of: RequestClass) -> Overloaded | None:
-        delay_s = expected_s + self._lanes[lane].lag_s(of)
+    def _too_late(self, lane: Lane, expected_s: float, request_class: RequestClass) -> Overloaded | None:
+        delay_s = expected_s + self._lanes[lane].lag_s(request_class)
         if delay_s <= DELAY_MARGIN * self._config.target_delay_s:
             return None
         return self._reject("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)

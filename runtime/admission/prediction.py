@@ -23,27 +23,27 @@ class LanePrediction:
         self._own_lag_s: dict[RequestClass, float] = {}
         """Mean lag by class, in seconds, of all requests of a tenant. They wait for each other, so others lag less."""
 
-    def lag_s(self, of: RequestClass) -> float:
+    def lag_s(self, request_class: RequestClass) -> float:
         """Return the expected lag of a request, in seconds."""
-        return self._own_lag_s.get(of, self._lag_s[of.priority])
+        return self._own_lag_s.get(request_class, self._lag_s[request_class.priority])
 
     @property
     def most_lag_s(self) -> float:
         """Largest lag of all classes, in seconds."""
         return max(*self._lag_s.values(), *self._own_lag_s.values())
 
-    def learn_lag(self, of: RequestClass, late_s: float, *, came_alone: bool) -> None:
+    def learn_lag(self, request_class: RequestClass, late_s: float, *, came_alone: bool) -> None:
         """Learn the lag of an answered request."""
-        own_s = self.lag_s(of)
-        self._own_lag_s[of] = max(0.0, own_s + LEARNING_WEIGHT * (late_s - own_s))
+        own_s = self.lag_s(request_class)
+        self._own_lag_s[request_class] = max(0.0, own_s + LEARNING_WEIGHT * (late_s - own_s))
         if came_alone:
-            lag_s = self._lag_s[of.priority]
-            self._lag_s[of.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
+            lag_s = self._lag_s[request_class.priority]
+            self._lag_s[request_class.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
 
-    def catch_up(self, of: RequestClass | None = None) -> None:
+    def catch_up(self, request_class: RequestClass | None = None) -> None:
         """Reset the lag of a class that has nothing inside, or of all classes."""
-        if of is not None:
-            self._own_lag_s.pop(of, None)
+        if request_class is not None:
+            self._own_lag_s.pop(request_class, None)
             return
         self._own_lag_s.clear()
         self._lag_s = dict.fromkeys(Priority, 0.0)

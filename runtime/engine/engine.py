@@ -258,12 +258,14 @@ class Engine(EngineApi, TokenApi):
         return tokens
 
     def _enter(
-        self, body_bytes: int, timeout_s: float, of: RequestClass, images: int | None = None
+        self, body_bytes: int, timeout_s: float, request_class: RequestClass, images: int | None = None
     ) -> tuple[Reservation, float]:
         """Admit a request or reject it. Returns its reservation and the time of its arrival."""
         self._life.check_open()
         now = self._clock()
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, of=of, images=images), now
+        return self._admission.enter(
+            body_bytes=body_bytes, timeout_s=timeout_s, request_class=request_class, images=images
+        ), now
 
     @property
     def expects_rejections(self) -> bool:

@@ -147,9 +147,9 @@ class LaneStages:
         suffix, lists = SUFFIX[lane], config.channel_capacity
         self.inputs: Channel[Any] = options.channel(f"preprocess{suffix}", lists * limits.chunk_items, len)
         self.prepared: Channel[Any] = options.channel(f"batch{suffix}", lists)
-        self.feed = FeedQueue[ModelInput](lane, self.inputs.outlet, chunk_items=limits.chunk_items, clock=options.clock)
+        self.feed = FeedQueue[ModelInput](lane, self.inputs.sender, chunk_items=limits.chunk_items, clock=options.clock)
         self.batch = BatchStage[Payload, Row](
-            self.prepared.inlet,
+            self.prepared.receiver,
             rows,
             device=BatchDevice(
                 forward=model.forward,
@@ -174,8 +174,8 @@ class LaneStages:
             name=self.prepared.name,
         )
         self.preprocess = PreprocessStage[ModelInput, Payload](
-            self.inputs.inlet,
-            self.prepared.outlet,
+            self.inputs.receiver,
+            self.prepared.sender,
             preprocess=preprocess,
             offload=parts.preprocess,
             ahead_s=self.batch.ahead_s,

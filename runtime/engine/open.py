@@ -99,7 +99,7 @@ async def _all_running(
     options = StageOptions()
     governor = memory or governor_for(first)
     cores = usable_cores()
-    turns = CoreLimiter(cores)
+    limiter = CoreLimiter(cores)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
@@ -120,9 +120,9 @@ async def _all_running(
                 if "image" in model.card.lanes:
                     image_device.grow(threads)
                     image_preprocess.grow(first.image_preprocess_threads)
-                    image_preprocess.core = turns.acquire
+                    image_preprocess.core = limiter.acquire
                     if _needs_cores(model):
-                        image_device.core, device.core = turns.acquire, turns.bypass
+                        image_device.core, device.core = limiter.acquire, limiter.bypass
             models[:] = await device.run(_share_memory, models)
             for model in models:
                 for lane in model.card.lanes:

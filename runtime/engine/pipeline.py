@@ -77,10 +77,10 @@ class Pipeline:
         """Rows of earlier requests, of all lanes. None: no rows are kept."""
         requests: Channel[Any] = options.channel("parse", config.channel_capacity * config.chunk_items)
         rows: Channel[Any] = options.channel("postprocess", config.channel_capacity)
-        built = self._build_lanes(config, lanes, rows.outlet, SharedCores(shared_cores), options)
+        built = self._build_lanes(config, lanes, rows.sender, SharedCores(shared_cores), options)
         self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {lane: stages.feed for lane, stages in built.items()}
         self.parse = ParseStage[ModelInput](
-            requests.inlet,
+            requests.receiver,
             self.feeds,
             lane_of=_only(lanes) if len(lanes) == 1 else _lane_of,
             accept=accept,
@@ -94,7 +94,7 @@ class Pipeline:
         }
         self.batch: dict[Lane, BatchStage[Payload, Row]] = {lane: stages.batch for lane, stages in built.items()}
         self.postprocess = PostprocessStage[Row](
-            rows.inlet, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
+            rows.receiver, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
         self.stages: tuple[Stage, ...] = (
             self.parse,
@@ -109,7 +109,7 @@ class Pipeline:
             rows,
         )
         """The channel in front of each stage, in the order of `stages`."""
-        self._door: Sender[Arrival] = requests.outlet
+        self._door: Sender[Arrival] = requests.sender
 
     def _build_lanes(
         self,
@@ -277,7 +277,7 @@ class Pipeline:
             batches=dict(batches),
             holds=dict(holds),
             budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
-            items=done - sum(each.coalesced + each.recalled for each in results),
+            items=done - sum(each.coalesced + each.cached_items for each in results),
             coalesced_items=sum(each.coalesced for each in results),
             tokens=sum(each.tokens for each in results),
             padding_tokens=sum(each.padding_tokens for each in results),

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
+from staged_pool.stages.scheduling.tuning import CORE_TIMEOUT_S
 
 
 class CoreLimiter:
@@ -29,9 +29,9 @@ class CoreLimiter:
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
-        """Hold a core for the block, which begins at the latest after `CORE_PATIENCE_S`."""
+        """Hold a core for the block, which begins at the latest after `CORE_TIMEOUT_S`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free > 0, CORE_PATIENCE_S)
+            self._changed.wait_for(lambda: self._free > 0, CORE_TIMEOUT_S)
             self._free -= 1
         try:
             yield

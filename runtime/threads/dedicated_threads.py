@@ -92,16 +92,16 @@ class DedicatedThreads:
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         return await self.run(function, argument)
 
-    async def run(self, function: Callable[[A], T], argument: A, *, patience_s: float | None = None) -> T:
+    async def run(self, function: Callable[[A], T], argument: A, *, timeout_s: float | None = None) -> T:
         """Run a function on a free thread.
 
         Args:
             function: Called with `argument`.
             argument: See `function`.
-            patience_s: Longest duration of the call, in seconds. None: no limit.
+            timeout_s: Longest duration of the call, in seconds. None: no limit.
 
         Raises:
-            DeviceLost: The call took longer than `patience_s`, or an earlier call did.
+            DeviceLost: The call took longer than `timeout_s`, or an earlier call did.
         """
         if self._lost:
             raise _device_lost()
@@ -110,7 +110,7 @@ class DedicatedThreads:
         job = Job(function, argument, self._post)
         self._running.add(job)
         try:
-            await self._run_job(job, patience_s)
+            await self._run_job(job, timeout_s)
         finally:
             self._running.discard(job)
         if job.error is None:
@@ -120,20 +120,20 @@ class DedicatedThreads:
         finally:
             del job  # break the cycle of the job, its error, the traceback and this frame
 
-    async def _run_job(self, job: Job[A, T], patience_s: float | None) -> None:
+    async def _run_job(self, job: Job[A, T], timeout_s: float | None) -> None:
         if self._idle:
             self._take_idle().put(cast("Job[object, object]", job))
         else:
             self._waiting.append(job)
             try:
-                await self._wait_for(job, patience_s, shield=False)
+                await self._wait_for(job, timeout_s, shield=False)
             except anyio.get_cancelled_exc_class():
                 with contextlib.suppress(ValueError):  # a thread has taken it
                     self._waiting.remove(job)
                     raise
-                await self._wait_for(job, patience_s)
+                await self._wait_for(job, timeout_s)
                 raise
-        await self._wait_for(job, patience_s)
+        await self._wait_for(job, timeout_s)
 
     def abandon(self) -> None:
         """See `Abandonable`. No later call is taken."""
@@ -164,21 +164,21 @@ class DedicatedThreads:
         finally:
             del error  # as in `run`
 
-    async def _wait_for(self, job: Job[A, T], patience_s: float | None, *, shield: bool = True) -> None:
+    async def _wait_for(self, job: Job[A, T], timeout_s: float | None, *, shield: bool = True) -> None:
         """Wait for the end of a job. Its limit begins when a thread begins with it.
 
         Raises:
             DeviceLost: It has run for too long.
         """
-        left_s = patience_s
+        left_s = timeout_s
         while not job.done.is_set():
             with anyio.move_on_after(left_s, shield=shield):
                 await job.done.wait()
-            if not job.done.is_set() and job.worker is not None and patience_s is not None:
-                left_s = job.began_at + patience_s - time.monotonic()
+            if not job.done.is_set() and job.worker is not None and timeout_s is not None:
+                left_s = job.began_at + timeout_s - time.monotonic()
                 if left_s <= 0:
                     self._lose(job.worker)
-                    raise DeviceLost(f"the device did not answer within {patience_s:g} s")
+                    raise DeviceLost(f"the device did not answer within {timeout_s:g} s")
 
     def _has_ended(self, job: Job[object, object], goes_on: bool) -> None:
         """Note the end of a job, on the event loop. `goes_on`: its thread has taken another one."""

@@ -29,4 +29,4 @@ class DeviceThreads(DedicatedThreads):
         self._watchdog_s = watchdog_s
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
-        return await self.run(function, argument, patience_s=self._watchdog_s)
+        return await self.run(function, argument, timeout_s=self._watchdog_s)

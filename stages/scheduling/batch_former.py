@@ -24,7 +24,7 @@ from staged_pool.stages.scheduling.tuning import QUEUE_IN_BATCHES
 
 E = TypeVar("E", bound=Entry)
 
-StillWanted = Callable[[E], bool]
+KeepEntry = Callable[[E], bool]
 
 
 class BatchFormer(Generic[E]):
@@ -78,22 +78,22 @@ class BatchFormer(Generic[E]):
         """
         return min(waiting.cost, waiting.requests * self._least_cost)
 
-    def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
+    def take(self, should_keep: KeepEntry[E], running: int = 0) -> Batch[E] | None:
         """Cut the next batch, and drop items that nobody waits for any more.
 
         Args:
-            still_wanted: Returns False for an item to drop. Called for each item that is looked at.
+            should_keep: Returns False for an item to drop. Called for each item that is looked at.
             running: Tokens of the batches that run.
 
         Returns:
             The batch; None if nothing waits.
         """
         batch = None
-        if (first := self.queue.first(still_wanted)) is not None:
+        if (first := self.queue.first(should_keep)) is not None:
             budget = limit = self.budget
             if running:
                 limit = min(budget, ceil((self.queue.waiting.cost + running) / self._slots))
-            chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, still_wanted, limit)
+            chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, should_keep, limit)
             if trigger is BatchTrigger.COST and limit < budget:
                 trigger = BatchTrigger.SHARE
             chosen.sort(key=lambda item: item.cost)  # adjacent items of equal length can share a kernel call
@@ -102,11 +102,11 @@ class BatchFormer(Generic[E]):
         self.queue.end_round()
         return batch
 
-    def _in_turn(self, first: E, still_wanted: StillWanted[E], limit: int) -> tuple[list[E], BatchTrigger]:
+    def _in_turn(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
         queue = self.queue
         chosen, cost = [first], first.cost
         queue.take(first)
-        while (item := queue.first(still_wanted, first)) is not None:
+        while (item := queue.first(should_keep, first)) is not None:
             if len(chosen) == self.max_items:
                 return chosen, BatchTrigger.SIZE
             cost += item.cost
@@ -116,9 +116,9 @@ class BatchFormer(Generic[E]):
             queue.take(item)
         return chosen, BatchTrigger.DEMAND
 
-    def _nearest(self, first: E, still_wanted: StillWanted[E], limit: int) -> tuple[list[E], BatchTrigger]:
+    def _nearest(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
         waiting = self.queue.all_of(first.batch_key, first.ticket.priority)
-        by_cost = sorted(filter(still_wanted, waiting), key=lambda item: item.cost)
+        by_cost = sorted(filter(should_keep, waiting), key=lambda item: item.cost)
         start, end, trigger = self._run_around(by_cost, by_cost.index(first), limit)
         chosen = by_cost[start:end]
         for item in chosen:

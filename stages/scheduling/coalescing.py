@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from staged_pool.stages.scheduling.batch_former import BatchFormer, StillWanted
+from staged_pool.stages.scheduling.batch_former import BatchFormer, KeepEntry
 from staged_pool.stages.scheduling.entries import Batch, Claim, Entry
 
 P = TypeVar("P")
@@ -21,7 +21,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 R = TypeVar("R")
 
 
-class KeptRows(Protocol[P_contra, R]):
+class CachedRows(Protocol[P_contra, R]):
     """Rows of earlier requests. Its methods run on the event loop, and return at once."""
 
     def get(self, identity: Hashable, payload: P_contra, /) -> R | None:
@@ -41,7 +41,7 @@ class Sharing(Generic[P, R]):
     """Makes a row read-only, before several requests hold it."""
     coalesce: bool = True
     """Share rows among items that are inside at the same time."""
-    kept: KeptRows[P, R] | None = None
+    kept: CachedRows[P, R] | None = None
     """Rows of earlier requests. None: no rows are kept."""
 
 
@@ -136,18 +136,18 @@ class Coalescer(Generic[E]):
         self._joined[key] = self._led[item] = _Group(key, item, start_tag)
         queue.add(item)
 
-    def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
+    def take(self, should_keep: KeepEntry[E], running: int = 0) -> Batch[E] | None:
         """Take the next batch; None only if nothing wanted waits. See `BatchFormer.take`."""
         while True:
             dropped: list[E] = []
 
-            def is_wanted(item: E) -> bool:
-                if wanted := still_wanted(item):
+            def keep_or_note(item: E) -> bool:
+                if wanted := should_keep(item):
                     return wanted
                 dropped.append(item)  # noqa: B023  # called within this turn of the loop
                 return False
 
-            batch = self._former.take(is_wanted, running)
+            batch = self._former.take(keep_or_note, running)
             if batch is not None:
                 for item in batch.items:
                     if (group := self._led.get(item)) is not None:
@@ -157,9 +157,9 @@ class Coalescer(Generic[E]):
             if batch is not None or len(self._former.queue) == waiting:
                 return batch
 
-    def sweep(self, still_wanted: StillWanted[E]) -> None:
+    def sweep(self, should_keep: KeepEntry[E]) -> None:
         """Drop all waiting items that are not wanted any more."""
-        unwanted = [item for item in self._former.queue if not still_wanted(item)]
+        unwanted = [item for item in self._former.queue if not should_keep(item)]
         self._former.queue.drop(unwanted)
         self.lose(unwanted)
 

@@ -150,11 +150,11 @@ class FairQueue(Generic[E]):
         node = at.children.get(ticket)
         return max(at.now, ticket.start_tags.get(self._name, 0.0)) if node is None else node.start + node.cost
 
-    def first(self, is_wanted: Callable[[E], bool], like: E | None = None) -> E | None:
+    def first(self, should_keep: Callable[[E], bool], like: E | None = None) -> E | None:
         """Return the first entry in fair order; None if nothing is left.
 
         Args:
-            is_wanted: Returns False for an entry to drop. Called for each entry that is looked at.
+            should_keep: Returns False for an entry to drop. Called for each entry that is looked at.
             like: Only entries with the batch key of this one count. None: all do.
         """
         while self._root.items:
@@ -167,7 +167,7 @@ class FairQueue(Generic[E]):
                 _, entry = min([entries[0] for entries in at.entries.values()])
             else:
                 _, entry = at.entries[like.batch_key][0]
-            if is_wanted(entry):
+            if should_keep(entry):
                 return entry
             self._remove(at, entry)
         return None

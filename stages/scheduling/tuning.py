@@ -50,7 +50,7 @@ A turn costs as much as one or two answers, and a batch may complete a hundred r
 measures it.
 """
 
-CORE_PATIENCE_S: Final = 1.0
+CORE_TIMEOUT_S: Final = 1.0
 """Longest wait for a core, in seconds. A call that hangs keeps its core, and other work must go on.
 
 A choice: longer than most images take in preprocess.

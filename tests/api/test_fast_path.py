@@ -484,11 +484,11 @@ async def test_nothing_of_the_next_request_is_taken_for_a_body(begun: int) -> No
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("patience_s", [-1.0, 0.0])
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0])
 async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
-    patience_s: float, monkeypatch: pytest.MonkeyPatch
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "FAST_BODY_S", patience_s)
+    monkeypatch.setattr(connections, "FAST_BODY_S", timeout_s)
     monkeypatch.setattr(connections, "FAST_BODY_BYTES_PER_S", math.inf)
     large = padded(READ_BYTES)
     async with serving(engine_on(LetterModel())) as served:

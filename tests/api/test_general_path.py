@@ -15,7 +15,7 @@ from staged_pool.api.app.call import Answer
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http import general_path
-from staged_pool.api.http.general_path import FREE_PIECES, PIECE_BYTES, GeneralPath
+from staged_pool.api.http.general_path import FREE_PIECES, MIN_PIECE_BYTES, GeneralPath
 from staged_pool.api.limits.request_limits import RequestLimits
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
@@ -194,14 +194,14 @@ async def test_no_more_requests_are_handled_at_once_than_allowed() -> None:
 
 
 async def test_a_body_in_crumbs_is_rejected() -> None:
-    crumbs = [chunk(b"x")] * (FREE_PIECES * PIECE_BYTES // (PIECE_BYTES - 1) + 2)
+    crumbs = [chunk(b"x")] * (FREE_PIECES * MIN_PIECE_BYTES // (MIN_PIECE_BYTES - 1) + 2)
     client = await Client().feed(*crumbs, END).call(general())
     assert (client.status, client.body, client.unread) == (400, b"too_many_pieces", 0)
 
 
 async def test_a_body_in_small_pieces_is_read() -> None:
-    client = await Client().feed(*[chunk(b"x" * PIECE_BYTES)] * (2 * FREE_PIECES), END).call(general())
-    assert (client.status, len(client.body)) == (200, 2 * FREE_PIECES * PIECE_BYTES)
+    client = await Client().feed(*[chunk(b"x" * MIN_PIECE_BYTES)] * (2 * FREE_PIECES), END).call(general())
+    assert (client.status, len(client.body)) == (200, 2 * FREE_PIECES * MIN_PIECE_BYTES)
 
 
 @pytest.mark.parametrize("scope", [{"raw_path": b"/" + b"x" * 10_000}, {"query_string": b"x" * 10_000}])

@@ -17,7 +17,7 @@ from tests.api.serving import post, statuses
 from tests.chaos.program import Scenario
 
 ROOT: Final = Path(__file__).parents[2]
-PATIENCE_S: Final = 20.0
+WAIT_TIMEOUT_S: Final = 20.0
 """For what takes a moment on any machine that is not broken."""
 
 
@@ -31,8 +31,8 @@ class Child:
         self._stack = stack
 
     def connect(self) -> socket.socket:
-        stream = self._stack.enter_context(socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_S))
-        stream.settimeout(PATIENCE_S)
+        stream = self._stack.enter_context(socket.create_connection(("127.0.0.1", self._port), timeout=WAIT_TIMEOUT_S))
+        stream.settimeout(WAIT_TIMEOUT_S)
         return stream
 
     def send(self, text: str, *headers: str) -> socket.socket:
@@ -47,7 +47,7 @@ class Child:
         return answer(stream)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        latest = time.monotonic() + PATIENCE_S
+        latest = time.monotonic() + WAIT_TIMEOUT_S
         while not condition():
             assert time.monotonic() < latest, "it never came"
             time.sleep(0.005)
@@ -62,7 +62,7 @@ class Child:
         self.gate.touch()
 
     def exit_code(self) -> int:
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(WAIT_TIMEOUT_S)
 
     def serves(self) -> bool:
         with suppress(OSError, ValueError):

@@ -34,7 +34,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
 from staged_pool.stages.meter import BUCKETS_S
 from tests.api.serving import EMBED, post, statuses
-from tests.chaos.child import PATIENCE_S, answer, child
+from tests.chaos.child import WAIT_TIMEOUT_S, answer, child
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES
 from tests.conftest import BACKENDS
@@ -172,7 +172,7 @@ async def test_row_52_a_preprocess_thread_that_hangs_is_counted_and_the_last_one
             asking = Asking(fire, tasks)
 
             async def hung(count: int) -> None:
-                with anyio.fail_after(PATIENCE_S):
+                with anyio.fail_after(WAIT_TIMEOUT_S):
                     while await overdue(fire) != count:  # noqa: ASYNC110  # time passes, and nobody says so
                         await anyio.sleep(0.01)
 
@@ -281,9 +281,9 @@ async def test_row_59_a_host_that_cancels_at_any_moment_gets_the_answer_or_its_t
     engine = fire.served.engine
     outcomes: Counter[str] = Counter()
 
-    async def embed(text: str, patience_s: float) -> None:
+    async def embed(text: str, timeout_s: float) -> None:
         try:
-            result = await asyncio.wait_for(engine.embed(text, normalize=False), patience_s)
+            result = await asyncio.wait_for(engine.embed(text, normalize=False), timeout_s)
         except TimeoutError:
             outcomes["timed out"] += 1
         else:

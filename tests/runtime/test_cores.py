@@ -44,7 +44,7 @@ def waiting(cores: CoreLimiter) -> int:
 
 
 async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
+    monkeypatch.setattr(cores_module, "CORE_TIMEOUT_S", 60.0)
     cores, calls = CoreLimiter(2), Calls(4)
     async with DedicatedThreads("some").running(0) as some, DedicatedThreads("others").running(0) as others:
         for threads in (some, others):
@@ -79,7 +79,7 @@ async def test_a_core_comes_back_after_an_error() -> None:
 
 
 async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 0.001)
+    monkeypatch.setattr(cores_module, "CORE_TIMEOUT_S", 0.001)
     cores, calls = CoreLimiter(1), Calls(1)
     async with DedicatedThreads("hanging").running(0) as hanging, DedicatedThreads("others").running(0) as others:
         for threads in (hanging, others):
@@ -96,7 +96,7 @@ async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: 
 async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
+    monkeypatch.setattr(cores_module, "CORE_TIMEOUT_S", 60.0)
     cores, calls = CoreLimiter(1), Calls(4)
     async with DedicatedThreads("urgent").running(2) as urgent, DedicatedThreads("others").running(2) as others:
         urgent.core, others.core = cores.bypass, cores.acquire

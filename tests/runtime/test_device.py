@@ -93,9 +93,9 @@ async def test_a_stuck_call_fails_the_calls_that_wait_and_lets_those_end_that_ru
     async with DeviceThreads("test device", watchdog_s=0.05).running() as device, anyio.create_task_group() as tasks:
         device.grow(2)
 
-        async def call(name: str, gate: Gate, patience_s: float | None) -> None:
+        async def call(name: str, gate: Gate, timeout_s: float | None) -> None:
             try:
-                outcomes[name] = await device.run(gate, None, patience_s=patience_s)
+                outcomes[name] = await device.run(gate, None, timeout_s=timeout_s)
             except DeviceLost as error:
                 outcomes[name] = error
 

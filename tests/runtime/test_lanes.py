@@ -130,7 +130,7 @@ async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> Non
 
 
 async def test_images_wait_for_no_call_that_hangs_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "CORE_PATIENCE_S", 0.001)
+    monkeypatch.setattr(batch, "CORE_TIMEOUT_S", 0.001)
     gate = GateOf("B")
     async with preparing_on_the_only_core(SeeingModel(on_preprocess=gate), gate) as engine:
         assert_array_equal((await ask(engine, image("A"))).embeddings, [expected("A")])

@@ -224,17 +224,17 @@ class SimDevice:
         seconds = self._slow.get(call)
         if seconds is None:
             seconds = aligned(watch, forward_s(world, payloads))
-        patience_s = world.config.watchdog_s
-        watch.active(min(seconds, patience_s))
-        await _sleep_shielded(min(seconds, patience_s))
+        timeout_s = world.config.watchdog_s
+        watch.active(min(seconds, timeout_s))
+        await _sleep_shielded(min(seconds, timeout_s))
         watch.note("{} call {} has ended", self._lane, call)
-        stuck = seconds > patience_s
+        stuck = seconds > timeout_s
         if not stuck:
             watch.device_ends(self._lane)
         if stuck or call == world.lost_at_call:
             self._machine.lost |= stuck
             watch.device_lost_at = min(watch.device_lost_at, watch.now())
-            raise DeviceLost(f"the device did not answer within {patience_s:g} s")
+            raise DeviceLost(f"the device did not answer within {timeout_s:g} s")
 
 
 def forward_s(world: World, payloads: Sequence[Payload]) -> float:

@@ -91,13 +91,13 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
     former = stage._former
     take = former.take
 
-    def watched_take(still_wanted: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Item[Payload]] | None:
+    def watched_take(should_keep: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Item[Payload]] | None:
         now = watch.now()
         waiting_cost = sum(
             item.cost for item in former.queue if not item.ticket.settled and item.ticket.deadline >= now
         )
         watch.unwanted_cost(former.queue.waiting.cost, waiting_cost)
-        batch: Batch[Item[Payload]] | None = take(still_wanted, running)
+        batch: Batch[Item[Payload]] | None = take(should_keep, running)
         if batch is not None:
             watch.batch_formed(lane, batch, waiting_cost, in_hand=stage._slots.running + stage._slots.ahead)
         if not former.queue and (remembered := former.queue.tenants):
@@ -155,7 +155,7 @@ def left_in_channels(engine: Engine) -> list[str]:
     """List messages and open ends that an ended engine left in its channels."""
     wrong: list[str] = []
     for channel in engine._pipeline.channels:
-        statistics = channel.outlet._stream.statistics()
+        statistics = channel.sender._stream.statistics()
         if statistics.current_buffer_used or channel.waiting:
             wrong.append(f"something is left in front of {channel.name}")
         if statistics.open_send_streams or statistics.open_receive_streams:

@@ -493,10 +493,10 @@ def rounding_errors_look_like_something_that_is_fed() -> Plan:
 @mutation
 def waiting_work_not_announced() -> Plan:
     async def fill(self: BatchStage[Any, Any]) -> None:
-        async for items in self._inlet:
+        async for items in self._receiver:
             with supervise.custody("batch", [item.ticket for item in items]) as held:
-                if recalled := self._take_in(items):  # and nobody is told
-                    await self._outlet.send(recalled)
+                if cached_items := self._take_in(items):  # and nobody is told
+                    await self._sender.send(cached_items)
                 held.handed_on()
         self._ended = True
         self._work_waits.notify_all()
@@ -552,8 +552,8 @@ def batch_that_went_ahead_takes_no_slot() -> Plan:
 def batch_keys_ignored() -> Plan:
     original = FairQueue.first
 
-    def first(self: FairQueue[Any], is_wanted: Any, like: Any = None) -> Any:
-        return original(self, is_wanted)
+    def first(self: FairQueue[Any], should_keep: Any, like: Any = None) -> Any:
+        return original(self, should_keep)
 
     return [(FairQueue, "first", first)]
 
@@ -588,12 +588,12 @@ def token_budget_ignored() -> Plan:
 
 @mutation
 def end_of_the_stream_not_passed_on_by_parse() -> Plan:
-    return [(ParseStage, "close", lambda self: self._inlet.close())]
+    return [(ParseStage, "close", lambda self: self._receiver.close())]
 
 
 @mutation
 def end_of_the_stream_not_passed_on_by_preprocess() -> Plan:
-    return [(PreprocessStage, "close", lambda self: self._inlet.close())]
+    return [(PreprocessStage, "close", lambda self: self._receiver.close())]
 
 
 # ---- counting ----
@@ -787,7 +787,7 @@ def first_lane_to_end_closes_postprocess() -> Plan:
 
 @mutation
 def ends_for_the_lanes_not_closed() -> Plan:
-    return [(BatchStage, "close", lambda self: self._inlet.close())]
+    return [(BatchStage, "close", lambda self: self._receiver.close())]
 
 
 # ---- items that are the same work ----

@@ -117,8 +117,8 @@ class Seams:
         """A channel of this engine; arguments as for `Channel`."""
         made = Channel[Any](*args, **kwargs)
         if self._may_interfere:
-            made.outlet = SimOutlet(made.outlet, made.name, self)  # type: ignore[assignment]
-            made.inlet = SimInlet(made.inlet, made.name, self)  # type: ignore[assignment]
+            made.sender = SimOutlet(made.sender, made.name, self)  # type: ignore[assignment]
+            made.receiver = SimInlet(made.receiver, made.name, self)  # type: ignore[assignment]
         return made
 
     async def at(self, point: str, stage: str, message: object = None) -> None:

@@ -65,8 +65,8 @@ class World:
         former = BatchFormer[Item[str]](max_items=100, max_cost=max_tokens, pads=False, slots=slots)
         self.budget = Budget(max_tokens)
         self.stage = BatchStage[str, str](
-            self.items.inlet,
-            self.rows.outlet,
+            self.items.receiver,
+            self.rows.sender,
             device=BatchDevice(forward=self._forward, offload=self._offload, slots=slots, ahead=ahead),
             scheduling=BatchScheduling(
                 former=former,
@@ -95,15 +95,15 @@ class World:
         items = [
             Item(ticket, index, text, self.clock.now, cost=len(text), identity=text) for index, text in enumerate(texts)
         ]
-        assert self.items.outlet.send_nowait(items)
+        assert self.items.sender.send_nowait(items)
         return ticket
 
     async def end(self) -> list[str]:
         """End the stage, and return the rows that it sent."""
-        self.items.outlet.close()
+        self.items.sender.close()
         await self.stage.run()
-        sent = [item.payload async for items in self.rows.inlet for item in items]
-        self.rows.inlet.close()
+        sent = [item.payload async for items in self.rows.receiver for item in items]
+        self.rows.receiver.close()
         return sent
 
 
@@ -134,8 +134,8 @@ async def test_what_comes_while_a_batch_runs_goes_in_the_next() -> None:
         world.send("c")
         await until(lambda: world.stage.waiting == 2)
         world.gate.set()
-        world.items.outlet.close()
-    world.rows.inlet.close()
+        world.items.sender.close()
+    world.rows.receiver.close()
     assert world.batches == [["a"], ["b", "c"]]
 
 
@@ -150,8 +150,8 @@ async def test_a_batch_is_handed_over_ahead_where_more_than_a_full_one_waits() -
         world.send("cc")
         await until(lambda: world.stage.waiting == 1)  # one of them is on its way to the device
         world.gate.set()
-        world.items.outlet.close()
-    world.rows.inlet.close()
+        world.items.sender.close()
+    world.rows.receiver.close()
     assert sorted(world.batches) == [["aa"], ["bb"], ["cc"]]
 
 
@@ -219,7 +219,7 @@ async def test_a_lost_device_ends_the_stage_and_fails_what_it_held() -> None:
         await world.end()
     assert isinstance(only_error(caught.value), DeviceLost)
     assert isinstance(ticket.error, DeviceLost)
-    world.rows.inlet.close()
+    world.rows.receiver.close()
 
 
 async def test_a_free_slot_that_starts_nothing_says_why() -> None:
@@ -232,8 +232,8 @@ async def test_a_free_slot_that_starts_nothing_says_why() -> None:
         await until(lambda: world.stage.holds["cores"] == 1)
         world.has_core = True
         world.send("b")
-        world.items.outlet.close()
-    world.rows.inlet.close()
+        world.items.sender.close()
+    world.rows.receiver.close()
     assert world.batches == [["a", "b"]]
     assert world.stage.holds == {"empty": 1, "cores": 1}
 

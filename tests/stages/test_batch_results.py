@@ -58,13 +58,13 @@ class World:
 
 def test_a_row_is_kept_and_recalled_without_the_device() -> None:
     world = World()
-    assert world.results.recall(world.item("a"), 1.0) is None
+    assert world.results.take_cached(world.item("a"), 1.0) is None
     world.settle(world.item("a"), results=["A"])
-    again = world.results.recall(world.item("a", sent_at=8.0), 9.0)
+    again = world.results.take_cached(world.item("a", sent_at=8.0), 9.0)
     assert again is not None
     times = again.ticket.timeline
     assert (again.payload, again.sent_at, times.queue_s, times.device_s) == ("A", 9.0, 1.0, 0.0)
-    assert (world.results.recalled, world.results.tokens) == (1, 1)
+    assert (world.results.cached_items, world.results.tokens) == (1, 1)
 
 
 def test_followers_get_the_row_of_their_leader_which_is_frozen() -> None:

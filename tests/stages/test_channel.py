@@ -16,24 +16,24 @@ pytestmark = pytest.mark.anyio
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_channel_ends_with_the_last_of_its_outlets() -> None:
+async def test_a_channel_ends_with_the_last_of_its_senders() -> None:
     channel = Channel[int]("behind", 3)
-    second = channel.outlet.clone()
-    await channel.outlet.send(1)
-    channel.outlet.close()
+    second = channel.sender.clone()
+    await channel.sender.send(1)
+    channel.sender.close()
     await second.send(2)
     second.close()
-    assert [number async for number in channel.inlet] == [1, 2]
-    channel.inlet.close()
+    assert [number async for number in channel.receiver] == [1, 2]
+    channel.receiver.close()
 
 
-async def test_closing_an_inlet_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
+async def test_closing_an_receiver_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
     channel = Channel[int]("behind", 2)
     sent, refused = list[int](), list[int]()
 
     async def send(number: int) -> None:
         try:
-            await channel.outlet.send(number)
+            await channel.sender.send(number)
         except anyio.BrokenResourceError:
             refused.append(number)
         else:
@@ -43,10 +43,10 @@ async def test_closing_an_inlet_returns_what_nobody_took_and_tells_those_who_wai
         for number in range(4):
             tasks.start_soon(send, number)
         await until(lambda: channel.waiting == 4)
-        assert channel.inlet.close() == sent
+        assert channel.receiver.close() == sent
     assert len(sent) == len(refused) == 2
     assert channel.waiting == 0
-    channel.outlet.close()
+    channel.sender.close()
     gc.collect()
 
 
@@ -55,7 +55,7 @@ async def test_a_channel_has_room_for_so_much_and_gives_it_in_the_order_in_which
     sent: list[str] = []
 
     async def send(message: str) -> None:
-        await channel.outlet.send(message)
+        await channel.sender.send(message)
         sent.append(message)
 
     async def is_sent(*messages: str) -> None:
@@ -69,25 +69,25 @@ async def test_a_channel_has_room_for_so_much_and_gives_it_in_the_order_in_which
         for message in ("larger than it", "c"):
             tasks.start_soon(send, message)
             await anyio.wait_all_tasks_blocked()
-        assert channel.inlet.receive_waiting() == "aa"
+        assert channel.receiver.receive_waiting() == "aa"
         await is_sent("aa", "bb")  # there would be room for `c`, but it is not its turn
-        assert channel.inlet.receive_waiting() == "bb"
+        assert channel.receiver.receive_waiting() == "bb"
         await is_sent("aa", "bb", "larger than it")
-        assert channel.inlet.receive_waiting() == "larger than it"
+        assert channel.receiver.receive_waiting() == "larger than it"
         await is_sent("aa", "bb", "larger than it", "c")
-    assert channel.inlet.close() == ["c"]
-    channel.outlet.close()
+    assert channel.receiver.close() == ["c"]
+    channel.sender.close()
 
 
 async def test_a_sender_that_leaves_holds_no_room_and_nobody_up() -> None:
     channel = Channel[str]("behind", 2, size=len)
-    await channel.outlet.send("a")
+    await channel.sender.send("a")
     async with anyio.create_task_group() as tasks:
         leaves, told = anyio.CancelScope(), anyio.CancelScope()
 
         async def send(message: str, scope: anyio.CancelScope) -> None:
             with scope:
-                await channel.outlet.send(message)
+                await channel.sender.send(message)
 
         tasks.start_soon(send, "two", leaves)
         await anyio.wait_all_tasks_blocked()
@@ -98,12 +98,12 @@ async def test_a_sender_that_leaves_holds_no_room_and_nobody_up() -> None:
         await until(lambda: channel.waiting == 2)
         tasks.start_soon(send, "c", told)
         await anyio.wait_all_tasks_blocked()
-        assert channel.inlet.receive_waiting() == "a"
+        assert channel.receiver.receive_waiting() == "a"
         told.cancel()  # it has room by now, and is to be there to use it, or to give it back
     if channel.waiting == 1:
-        await channel.outlet.send("d")
-    assert channel.inlet.close() in (["b", "c"], ["b", "d"])
-    channel.outlet.close()
+        await channel.sender.send("d")
+    assert channel.receiver.close() in (["b", "c"], ["b", "d"])
+    channel.sender.close()
 
 
 async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leaves() -> None:
@@ -113,7 +113,7 @@ async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leave
 
     async def work(name: str) -> None:
         took[name] = []
-        async for number in channel.inlet:
+        async for number in channel.receiver:
             took[name].append(number)
             if number == 2:
                 await busy.wait()
@@ -123,13 +123,13 @@ async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leave
             tasks.start_soon(work, name)
         await anyio.wait_all_tasks_blocked()
         for number in range(4):
-            await channel.outlet.send(number)
+            await channel.sender.send(number)
         await anyio.wait_all_tasks_blocked()
         assert sorted(number for numbers in took.values() for number in numbers) == [0, 1, 2, 3]
         assert [] in took.values()  # two workers took all; the third got nothing
         busy.set()
-        channel.outlet.close()
-    channel.inlet.close()
+        channel.sender.close()
+    channel.receiver.close()
 
 
 async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
@@ -154,11 +154,11 @@ async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
     assert came in ([0], [1])  # it was there before it could be cancelled, or the other one came
 
 
-async def test_what_is_in_the_channel_when_the_outlet_closes_still_arrives() -> None:
+async def test_what_is_in_the_channel_when_the_sender_closes_still_arrives() -> None:
     channel = Channel[int]("behind", 3)
     for number in range(3):
-        await channel.outlet.send(number)
-    channel.outlet.close()
-    assert [number async for number in channel.inlet] == [0, 1, 2]
-    assert channel.inlet.receive_waiting() is None
-    channel.inlet.close()
+        await channel.sender.send(number)
+    channel.sender.close()
+    assert [number async for number in channel.receiver] == [0, 1, 2]
+    assert channel.receiver.receive_waiting() is None
+    channel.receiver.close()

@@ -55,9 +55,9 @@ class World:
         self.lists = Channel[Sequence[Item[str]]]("preprocess", 100, len)
         self.offloaded = 0
         self.completer = Fetching()
-        feed = FeedQueue[str](None, self.lists.outlet, chunk_items=2, clock=lambda: 0.0)
+        feed = FeedQueue[str](None, self.lists.sender, chunk_items=2, clock=lambda: 0.0)
         self.stage = ParseStage[str](
-            self.arrivals.inlet,
+            self.arrivals.receiver,
             {None: feed},
             lane_of=lambda given: None,
             accept=accept or (lambda ticket, request: Plan(str(request.model).split(","), lambda rows, tokens: rows)),
@@ -75,15 +75,15 @@ class World:
     def send(self, decode: Callable[[], Request] | str, *, body_bytes: int = 1) -> Ticket:
         """Send a request, or one with these inputs, between commas."""
         ticket = Ticket(decode if callable(decode) else lambda: Request(model=decode), lambda result: result, NoLoad())
-        assert self.arrivals.outlet.send_nowait(Arrival(ticket, body_bytes, 0.0))
+        assert self.arrivals.sender.send_nowait(Arrival(ticket, body_bytes, 0.0))
         return ticket
 
     async def end(self) -> list[list[str]]:
         """End the stage, and return the lists of inputs that it fed."""
-        self.arrivals.outlet.close()
+        self.arrivals.sender.close()
         await self.stage.run()
-        fed = [[item.payload for item in items] async for items in self.lists.inlet]
-        self.lists.inlet.close()
+        fed = [[item.payload for item in items] async for items in self.lists.receiver]
+        self.lists.receiver.close()
         return fed
 
 
@@ -154,9 +154,9 @@ async def test_an_input_that_is_fetched_holds_up_no_other_and_no_worker() -> Non
         await until(lambda: world.lists.waiting == 2)
         world.completer.open.set()
         await until(lambda: world.lists.waiting == 3)
-        world.arrivals.outlet.close()
-    assert [[item.payload for item in items] async for items in world.lists.inlet] == [["b"], ["c"], ["a"]]
-    world.lists.inlet.close()
+        world.arrivals.sender.close()
+    assert [[item.payload for item in items] async for items in world.lists.receiver] == [["b"], ["c"], ["a"]]
+    world.lists.receiver.close()
 
 
 async def test_a_fetch_that_fails_ends_its_request() -> None:

@@ -41,9 +41,9 @@ async def postprocess_of(
     """A stage that finds these lists when it begins."""
     channel = Channel[Rows]("postprocess", len(lists))
     for rows in lists:
-        assert channel.outlet.send_nowait(rows)
+        assert channel.sender.send_nowait(rows)
     stage = PostprocessStage[object](
-        channel.inlet,
+        channel.receiver,
         offload=offload or ThreadOffload(1),
         options=StageOptions(clock=clock),
         numbers=lambda row: 1,
@@ -52,8 +52,8 @@ async def postprocess_of(
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.run)
-        yield channel.outlet
-        channel.outlet.close()
+        yield channel.sender
+        channel.sender.close()
 
 
 def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:

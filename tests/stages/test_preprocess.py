@@ -54,8 +54,8 @@ class World:
         self.gate.set()
         self._prepare = prepare
         self.stage = PreprocessStage[str, str](
-            self.inputs.inlet,
-            self.items.outlet,
+            self.inputs.receiver,
+            self.items.sender,
             preprocess=self._preprocess,
             offload=self._offload,
             ahead_s=lambda ticket: needs_s,
@@ -77,15 +77,15 @@ class World:
         ticket = Ticket(Request, lambda result: result, NoLoad(), deadline=deadline)
         ticket.expect(a_plan(len(texts)))
         items = [Item(ticket, index, text, self.clock.now) for index, text in enumerate(texts)]
-        assert self.inputs.outlet.send_nowait(items)
+        assert self.inputs.sender.send_nowait(items)
         return ticket
 
     async def end(self) -> list[list[str]]:
         """End the stage, and return the lists of payloads that it sent."""
-        self.inputs.outlet.close()
+        self.inputs.sender.close()
         await self.stage.run()
-        sent = [[item.payload for item in items] async for items in self.items.inlet]
-        self.items.inlet.close()
+        sent = [[item.payload for item in items] async for items in self.items.receiver]
+        self.items.receiver.close()
         return sent
 
 
@@ -100,10 +100,10 @@ async def test_lists_that_wait_share_a_call_up_to_a_chunk() -> None:
 async def test_an_input_that_is_cut_goes_on_as_its_parts() -> None:
     world = World(lambda text: tuple(prepared(letter) for letter in text))
     ticket = world.send("xy")
-    world.inputs.outlet.close()
+    world.inputs.sender.close()
     await world.stage.run()
-    [items] = [items async for items in world.items.inlet]
-    world.items.inlet.close()
+    [items] = [items async for items in world.items.receiver]
+    world.items.receiver.close()
     assert [(item.index, item.part, item.payload, item.cost) for item in items] == [(0, 0, "X", 1), (0, 1, "Y", 1)]
     assert not ticket.deliver(items[0])
     assert ticket.deliver(items[1])
@@ -159,8 +159,8 @@ async def test_callers_who_left_while_the_call_waited_for_a_thread_cost_nothing(
         await until(lambda: world.stage.preparing == 1)
         ticket.fail(Abandoned("left"))
         world.gate.set()
-        world.inputs.outlet.close()
-    world.items.inlet.close()
+        world.inputs.sender.close()
+    world.items.receiver.close()
     assert world.calls == []
     assert world.stage.call_s == 0.0  # no time was learned of a call that did nothing
 
@@ -182,6 +182,6 @@ async def test_calls_that_run_for_too_long_are_counted_and_all_of_them_are_a_stu
         assert (world.stage.overdue(10.0), world.stage.next_overdue_s(10.0)) == (2, 10.0)
         assert world.stage.is_stuck(10.0)
         world.gate.set()
-        world.inputs.outlet.close()
-    world.items.inlet.close()
+        world.inputs.sender.close()
+    world.items.receiver.close()
     assert (world.stage.calls, world.stage.preparing) == (0, 0)

@@ -26,27 +26,27 @@ class Doubling(Stage):
         self._crash = crash
 
     async def _work(self) -> None:
-        async for number in self.numbers.inlet:
+        async for number in self.numbers.receiver:
             self._crash(number)
-            await self.doubled.outlet.send(2 * number)
+            await self.doubled.sender.send(2 * number)
 
     def close(self) -> None:
-        self.numbers.inlet.close()
-        self.doubled.outlet.close()
+        self.numbers.receiver.close()
+        self.doubled.sender.close()
 
     async def results(self) -> list[int]:
         """Return all results, and close the ends that are the test's own."""
-        self.numbers.outlet.close()
-        found = [number async for number in self.doubled.inlet]
-        self.doubled.inlet.close()
+        self.numbers.sender.close()
+        found = [number async for number in self.doubled.receiver]
+        self.doubled.receiver.close()
         return found
 
 
-async def test_a_stage_ends_with_its_inlet_and_closes_its_outlet() -> None:
+async def test_a_stage_ends_with_its_receiver_and_closes_its_outlet() -> None:
     stage = Doubling(workers=3)
     for number in range(20):
-        assert stage.numbers.outlet.send_nowait(number)
-    stage.numbers.outlet.close()
+        assert stage.numbers.sender.send_nowait(number)
+    stage.numbers.sender.close()
     await stage.run()
     assert sorted(await stage.results()) == [2 * number for number in range(20)]
 
@@ -58,8 +58,8 @@ async def test_a_crashed_worker_is_restarted_and_loses_its_own_message_alone() -
 
     stage = Doubling(crash=crash)
     for number in range(3):
-        stage.numbers.outlet.send_nowait(number)
-    stage.numbers.outlet.close()
+        stage.numbers.sender.send_nowait(number)
+    stage.numbers.sender.close()
     await stage.run()
     assert await stage.results() == [0, 4]
     assert stage.meter.crashes == 1
@@ -73,24 +73,24 @@ async def test_a_stage_that_crashes_too_often_gives_up_at_once_and_closes_its_en
     said: list[Exception] = []
     stage.gave_up = said.append
     for number in range(10):
-        stage.numbers.outlet.send_nowait(number)
+        stage.numbers.sender.send_nowait(number)
     with pytest.raises((StageBroken, ExceptionGroup)) as caught:
         await stage.run()
     assert isinstance(only_error(caught.value), StageBroken)
     assert [type(error) for error in said] == [StageBroken]
     with pytest.raises(anyio.BrokenResourceError):
-        await stage.numbers.outlet.send(1)
+        await stage.numbers.sender.send(1)
     assert await stage.results() == []
 
 
 async def test_the_end_of_the_next_stage_ends_this_one_without_a_restart() -> None:
     stage = Doubling()
-    stage.doubled.inlet.close()
-    stage.numbers.outlet.send_nowait(1)
+    stage.doubled.receiver.close()
+    stage.numbers.sender.send_nowait(1)
     said: list[Exception] = []
     stage.gave_up = said.append
     with pytest.raises((anyio.BrokenResourceError, ExceptionGroup)) as caught:
         await stage.run()
     assert isinstance(only_error(caught.value), anyio.BrokenResourceError)
-    stage.numbers.outlet.close()
+    stage.numbers.sender.close()
     assert (stage.meter.crashes, said) == (0, [])

@@ -101,7 +101,7 @@ def one_tenant_leaves_room_for_others() -> bool:
     mine = RequestClass(tenant="mine")
     try:
         for _ in range(80):
-            admission.enter(body_bytes=100, timeout_s=inf, of=mine)
+            admission.enter(body_bytes=100, timeout_s=inf, request_class=mine)
     except Overloaded:
         return admission.overload(100, RequestClass(tenant="another")) is None
     return False
@@ -174,6 +174,6 @@ async def test_others_wait_for_all_answers_without_a_limit(monkeypatch: pytest.M
 
 def test_every_constant_is_named_here_and_there_are_few() -> None:
     names = {name for name in vars(tuning) if name.isupper()}
-    tested = {use.name for use in USES} - {"WEIGHTS"} | {"INTERACTIVE_WEIGHT", "ANSWERING_S", "CORE_PATIENCE_S"}
+    tested = {use.name for use in USES} - {"WEIGHTS"} | {"INTERACTIVE_WEIGHT", "ANSWERING_S", "CORE_TIMEOUT_S"}
     assert names == tested  # that of cores is held by `tests/runtime/test_lanes.py`
     assert len(names) <= 15

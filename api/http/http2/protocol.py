@@ -26,7 +26,7 @@ from staged_pool.api.asgi import Headers
 from staged_pool.api.http.http2.body_sender import BodySender, Http2Stream
 from staged_pool.api.http.http2.connection import STREAMS, StrictConnection
 from staged_pool.api.http.http2.frames import FrameCutter, TooMuch
-from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
+from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, check_trailers, scope_of
 from staged_pool.api.limits.allowance import ANSWER_UNITS
 from staged_pool.api.limits.server_state import ServerState
@@ -266,8 +266,8 @@ class Http2:
     async def _send_body(self, stream: Http2Stream, stream_id: int, body: bytes, *, ends: bool) -> None:
         if self._bodies.must_wait(stream_id, len(body)):
             await self._flush()  # the head need not wait for the body
-        for first in range(0, max(len(body), 1), PIECE_BYTES):
-            piece, is_last = body[first : first + PIECE_BYTES], first + PIECE_BYTES >= len(body)
+        for first in range(0, max(len(body), 1), SEND_CHUNK_BYTES):
+            piece, is_last = body[first : first + SEND_CHUNK_BYTES], first + SEND_CHUNK_BYTES >= len(body)
             with self._server_state.timeout(self._config.limits.write_timeout_s) as timeout:
                 await self._bodies.send(stream, stream_id, piece, ends=ends and is_last)
             if timeout.cancelled_caught:

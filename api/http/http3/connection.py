@@ -13,7 +13,7 @@ import anyio.abc
 
 from staged_pool.api.asgi import App, Headers
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
+from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
 from staged_pool.api.limits.allowance import Allowance
@@ -169,16 +169,16 @@ class Http3Connection:
         self.wake()
         await self._until_taken(stream_id)
         if ends:
-            self._allowance.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % PIECE_BYTES // SENT_BYTES)
+            self._allowance.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % SEND_CHUNK_BYTES // SENT_BYTES)
 
     async def _until_taken(self, stream_id: int) -> None:
         """Wait until little of a response is unacknowledged; reset the stream of a client that is too slow."""
         endpoint, stream = self.endpoint, self._streams[stream_id]
-        while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
+        while not stream.left and (unsent := self.unsent(stream_id)) > SEND_CHUNK_BYTES:
             with endpoint.server_state.timeout(endpoint.config.write_timeout_s) as timeout:
-                while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
+                while self.unsent(stream_id) > unsent - SEND_CHUNK_BYTES and not stream.left:
                     await self.moved.wait()
-                self._allowance.earn(PIECE_BYTES // SENT_BYTES)
+                self._allowance.earn(SEND_CHUNK_BYTES // SENT_BYTES)
             if timeout.cancelled_caught:
                 log.info("stream.cut_off", reason="its client does not read the answer")
                 self.reset(stream_id, REQUEST_CANCELLED)

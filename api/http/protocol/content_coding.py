@@ -30,7 +30,7 @@ INLINE_BYTES: Final = 2**16
 SLICE_BYTES: Final = 2**20
 """Bytes that one call in a thread decompresses; the limits are checked between calls."""
 
-PIECE_BYTES: Final = 2**16
+INFLATE_CHUNK_BYTES: Final = 2**16
 """Compressed bytes that zlib gets in one call."""
 
 _GZIP_BITS: Final = 31
@@ -125,7 +125,7 @@ class _Unpacker:
 
     def _step(self, room: int) -> bytes:
         """Pass zlib the next piece of the body, not all of it: zlib copies the bytes that it does not use."""
-        packed = self._body[self._at : self._at + PIECE_BYTES]
+        packed = self._body[self._at : self._at + INFLATE_CHUNK_BYTES]
         piece = self._stream.decompress(packed, room)
         left = self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
         used = len(packed) - len(left)

@@ -13,7 +13,7 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from staged_pool.api.http.protocol.malformed import problem_of
 from staged_pool.api.http.protocol.strict_reader import StrictReader
 
-PIECE_BYTES: Final = 2**16
+SEND_CHUNK_BYTES: Final = 2**16
 """Bytes of a response that a client must read within `write_timeout_s`."""
 
 
@@ -64,7 +64,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
             self._head = data
             return
         head, self._head = self._head, b""
-        if data and len(data) < PIECE_BYTES:
+        if data and len(data) < SEND_CHUNK_BYTES:
             head, data = head + data, b""
         for piece in (head, data):
             if piece:

@@ -15,7 +15,7 @@ from staged_pool.runtime.statistics import ImageCacheStatistics
 _ENTRY_BYTES: Final = 512
 """Bytes of an entry beside its values: its key, its scope, and its slot."""
 
-PATIENCE_S: Final = 5.0
+WAIT_TIMEOUT_S: Final = 5.0
 """Seconds that a thread waits for another that prepares the same image.
 
 It is longer than any image takes on busy cores. Without a limit, one decoder that hangs would block every thread with
@@ -40,12 +40,12 @@ class ImageCache:
 
     Args:
         max_bytes: Limit of all values together. A larger image is not cached.
-        patience_s: Seconds that one thread waits for another.
+        timeout_s: Seconds that one thread waits for another.
     """
 
-    def __init__(self, max_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, max_bytes: int, *, timeout_s: float = WAIT_TIMEOUT_S) -> None:
         self._max_bytes = max_bytes
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, Pixels] = OrderedDict()
         self._making: dict[Hashable, _Making] = {}
@@ -78,7 +78,7 @@ class ImageCache:
                 return kept
             current = self._making.setdefault(key, mine)
         if current is not mine:
-            if current.done.wait(self._patience_s):
+            if current.done.wait(self._timeout_s):
                 return self._from_other_thread(current, make)
             with self._lock:
                 if (kept := self._find(key)) is not None:

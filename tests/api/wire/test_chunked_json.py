@@ -38,8 +38,8 @@ def test_no_piece_holds_much_more_than_it_may() -> None:
     rows = np.zeros((2048, 1024), np.float32) + 0.1234567
     written = dump_list(rows, item_values=1024)
     assert isinstance(written, tuple)
-    assert max(map(len, written)) < pieces.PIECE_BYTES + 13 * pieces.STEP_VALUES
-    assert min(map(len, written[:-1])) >= pieces.PIECE_BYTES
+    assert max(map(len, written)) < pieces.JSON_CHUNK_BYTES + 13 * pieces.STEP_VALUES
+    assert min(map(len, written[:-1])) >= pieces.JSON_CHUNK_BYTES
     np.testing.assert_array_equal(np.array(whole(written), np.float32), rows)
 
 

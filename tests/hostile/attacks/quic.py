@@ -45,9 +45,9 @@ class _Client:
             sent += 1
         return sent
 
-    def receive(self, patience_s: float) -> bool:
+    def receive(self, timeout_s: float) -> bool:
         """Take a datagram, if one comes in time."""
-        self.socket.settimeout(patience_s)
+        self.socket.settimeout(timeout_s)
         try:
             data = self.socket.recv(2**16)
         except OSError:

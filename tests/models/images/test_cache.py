@@ -100,7 +100,7 @@ def test_a_failure_is_not_kept_and_every_thread_that_waits_has_its_own() -> None
 
 
 def test_a_thread_that_takes_too_long_is_waited_for_no_more_by_anyone() -> None:
-    cache, hung, quick = ImageCache(10**6, patience_s=0.05), Maker(some(value=1), open=False), Maker(some(value=2))
+    cache, hung, quick = ImageCache(10**6, timeout_s=0.05), Maker(some(value=1), open=False), Maker(some(value=2))
     late = Maker(some(value=3))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.get, b"a", hung)
@@ -117,13 +117,13 @@ def test_a_thread_that_takes_too_long_is_waited_for_no_more_by_anyone() -> None:
 
 
 def test_a_caller_that_gave_up_waiting_makes_the_image_for_later_callers() -> None:
-    cache, hung, next_one = ImageCache(10**6, patience_s=0.05), Maker(some(), open=False), Maker(some(), open=False)
+    cache, hung, next_one = ImageCache(10**6, timeout_s=0.05), Maker(some(), open=False), Maker(some(), open=False)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(cache.get, b"a", hung)
         assert hung.begun.acquire(timeout=60)
         second = pool.submit(cache.get, b"a", next_one)
         assert next_one.begun.acquire(timeout=60)
-        cache._patience_s = 60
+        cache._timeout_s = 60
         third = pool.submit(cache.get, b"a", next_one)
         wait_for(cache, 1)
         next_one.gate.set()

@@ -20,14 +20,16 @@ def account(limit: int = 100) -> InFlight:
     return InFlight(dict.fromkeys(LANES, limit), Estimates(LANES))
 
 
-def enter(inside: InFlight, tokens: float = 10.0, *, inputs: int = 1, lane: Lane = "text", **of: Any) -> Reservation:
+def enter(
+    inside: InFlight, tokens: float = 10.0, *, inputs: int = 1, lane: Lane = "text", **request_class: Any
+) -> Reservation:
     return inside.enter(
         {lane: LaneUsage(tokens, inputs)},
         body_bytes=100,
         entered_at=0.0,
         lane=lane,
         expected_s=0.0,
-        of=RequestClass(**of),
+        request_class=RequestClass(**request_class),
     )
 
 

@@ -164,9 +164,9 @@ def test_a_small_request_does_not_pay_for_a_large_one() -> None:
         admission.enter(body_bytes=40_000, timeout_s=FOREVER)
 
 
-def late(admission: Admission, clock: Clock, took_s: float, of: RequestClass = DEFAULT_CLASS) -> None:
+def late(admission: Admission, clock: Clock, took_s: float, request_class: RequestClass = DEFAULT_CLASS) -> None:
     """Admit and end a request of one token that takes `took_s` seconds."""
-    room = admission.enter(body_bytes=4, timeout_s=FOREVER, of=of)
+    room = admission.enter(body_bytes=4, timeout_s=FOREVER, request_class=request_class)
     admission.count_items(room, {"text": 1})
     room.tokenized("text", 1)
     room.computed("text", 1)
@@ -199,14 +199,14 @@ def test_a_tenant_whose_requests_wait_for_each_other_makes_nobody_else_late() ->
     clock = Clock()
     admission = admission_of(measured(1e9), clock, target_delay_s=1.0)
     heavy, light = RequestClass(tenant="heavy"), RequestClass(tenant="light")
-    admission.enter(body_bytes=0, timeout_s=FOREVER, of=heavy)
+    admission.enter(body_bytes=0, timeout_s=FOREVER, request_class=heavy)
     with suppress(Overloaded):
         while True:
-            late(admission, clock, 10.0, of=heavy)
+            late(admission, clock, 10.0, request_class=heavy)
     with pytest.raises(Overloaded, match="about"):
-        admission.enter(body_bytes=4, timeout_s=FOREVER, of=heavy)
-    late(admission, clock, 0.01, of=light)
-    late(admission, clock, 0.01, of=RequestClass(tenant="another"))
+        admission.enter(body_bytes=4, timeout_s=FOREVER, request_class=heavy)
+    late(admission, clock, 0.01, request_class=light)
+    late(admission, clock, 0.01, request_class=RequestClass(tenant="another"))
 
 
 def test_tenants_who_come_once_each_learn_of_each_other_how_late_it_is() -> None:
@@ -215,9 +215,9 @@ def test_tenants_who_come_once_each_learn_of_each_other_how_late_it_is() -> None
     admission.enter(body_bytes=0, timeout_s=FOREVER)
     for number in range(50):
         with suppress(Overloaded):
-            late(admission, clock, 10.0, of=RequestClass(tenant=number))
+            late(admission, clock, 10.0, request_class=RequestClass(tenant=number))
     with pytest.raises(Overloaded):
-        admission.enter(body_bytes=4, timeout_s=FOREVER, of=RequestClass(tenant="new"))
+        admission.enter(body_bytes=4, timeout_s=FOREVER, request_class=RequestClass(tenant="new"))
 
 
 def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
@@ -366,8 +366,12 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
 # Tenants and priorities
 
 
-def a_backlog(admission: Admission, requests: int, of: RequestClass, *, body_bytes: int = 4000) -> list[Reservation]:
-    return [admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, of=of) for _ in range(requests)]
+def a_backlog(
+    admission: Admission, requests: int, request_class: RequestClass, *, body_bytes: int = 4000
+) -> list[Reservation]:
+    return [
+        admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, request_class=request_class) for _ in range(requests)
+    ]
 
 
 BULK = Priority.BULK
@@ -400,14 +404,14 @@ def test_interactive_work_waits_for_an_eighth_of_bulk_work_and_bulk_work_for_sev
     assert bulk.expected_s == pytest.approx(2 + 6, rel=0.05), "itself, as much of other bulk work, all interactive work"
 
 
-@pytest.mark.parametrize("of", [HEAVY, RequestClass(BULK)], ids=["a tenant", "bulk work"])
+@pytest.mark.parametrize("request_class", [HEAVY, RequestClass(BULK)], ids=["a tenant", "bulk work"])
 @pytest.mark.parametrize("limit", ["max_requests", "max_items", "max_tokens", "max_bytes"])
-def test_nobody_takes_up_a_limit_alone(of: RequestClass, limit: str) -> None:
+def test_nobody_takes_up_a_limit_alone(request_class: RequestClass, limit: str) -> None:
     each = {"max_requests": 1, "max_items": 1, "max_tokens": 1000, "max_bytes": 4000}
     limits: dict[str, Any] = {limit: 16 * each[limit]}
     admission = admission_of(**limits)
     with pytest.raises(Overloaded, match="its part"):
-        a_backlog(admission, 100, of)
+        a_backlog(admission, 100, request_class)
     assert admission.statistics().requests == 14
     assert admission.statistics().refused == {"part": 1}
     a_backlog(admission, 1, LIGHT)
@@ -447,7 +451,7 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
     admission = admission_of()
     rooms = []
     for tenant, priority, answered in visits:
-        room = admission.enter(body_bytes=400, timeout_s=FOREVER, of=RequestClass(priority, tenant))
+        room = admission.enter(body_bytes=400, timeout_s=FOREVER, request_class=RequestClass(priority, tenant))
         admission.count_items(room, {"text": 3})
         room.tokenized("text", 7)
         rooms.append((room, answered))

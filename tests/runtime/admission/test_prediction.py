@@ -17,9 +17,11 @@ def a_prediction() -> LanePrediction:
     return LanePrediction(LaneServiceTime(budget=Budget(512), device=ServiceTimeModel()))
 
 
-def learn(prediction: LanePrediction, of: RequestClass, late_s: float, *, came_alone: bool, times: int = 200) -> None:
+def learn(
+    prediction: LanePrediction, request_class: RequestClass, late_s: float, *, came_alone: bool, times: int = 200
+) -> None:
     for _ in range(times):
-        prediction.learn_lag(of, late_s, came_alone=came_alone)
+        prediction.learn_lag(request_class, late_s, came_alone=came_alone)
 
 
 def test_the_lag_of_a_tenant_is_its_own() -> None:

@@ -32,7 +32,7 @@ from staged_pool.stages.errors import (
 )
 from tests.doubles import Gate
 
-PATIENCE_S = 0.3
+WAIT_TIMEOUT_S = 0.3
 
 pytestmark = pytest.mark.anyio
 
@@ -144,7 +144,7 @@ class Disk:
 @contextmanager
 def on_a_disk(**settings: Any) -> Iterator[tuple[Disk, MediaFetcher]]:
     disk = Disk()
-    config = EngineConfig(allow_media_path="/", media_timeout_s=PATIENCE_S, **settings)
+    config = EngineConfig(allow_media_path="/", media_timeout_s=WAIT_TIMEOUT_S, **settings)
     try:
         yield disk, MediaFetcher(config, read=disk.read)
     finally:

@@ -265,10 +265,10 @@ def _check(world: WebWorld, client: Client) -> None:
     if plan.then == "waits" and plan.reads:  # else its answers are unknown
         _check_answers(world, client, bound_s, ends_at)
     limits = world.keep_alive_s, world.head_timeout_s, world.body_timeout_s + FAST_BODY_S + GRACE_S
-    patience_s = max(limits) + (world.write_timeout_s + bound_s) * (len(client.sent) + 1)
-    if client.closed_at > max(client.last_byte_at, plan.arrives_at) + patience_s:
+    timeout_s = max(limits) + (world.write_timeout_s + bound_s) * (len(client.sent) + 1)
+    if client.closed_at > max(client.last_byte_at, plan.arrives_at) + timeout_s:
         client.fail(f"it was closed {client.closed_at - client.last_byte_at:g} s after its last byte")
-    if client.closed_at > ends_at + GRACE_S * 2 + patience_s:
+    if client.closed_at > ends_at + GRACE_S * 2 + timeout_s:
         client.fail("it outlived the server's end")
 
 
