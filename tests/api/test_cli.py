@@ -23,8 +23,8 @@ from staged_pool.api.commands.process import in_flag_words
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
-from tests.models.asking import embed
 from tests.models.images.drawing import drawing, encode
+from tests.models.requests import embed
 from tests.models.tiny import CLASSIFIERS, build
 
 COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]

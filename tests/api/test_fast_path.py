@@ -52,11 +52,11 @@ def read(data: bytes) -> FastRequest | None:
 
 
 def test_a_liveness_probe_is_answered_at_once() -> None:
-    door = fast_path()
-    asks = door.read(get("/health", b"x-request-id: its-id"))
+    fast = fast_path()
+    asks = fast.read(get("/health", b"x-request-id: its-id"))
     assert asks is not None
-    assert door.admit(asks) is None
-    answer = door.decide(asks)
+    assert fast.admit(asks) is None
+    answer = fast.decide(asks)
     assert answer is not None
     assert answer.startswith(b"HTTP/1.1 200 \r\ncontent-type: application/json\r\n")
     assert b"\r\nx-request-id: its-id\r\ndate: today\r\n\r\n{" in answer
@@ -415,34 +415,34 @@ async def test_a_rejection_of_bulk_work_is_not_one_of_interactive_work() -> None
 
 
 def test_heads_that_are_known_are_not_more_than_a_few() -> None:
-    door = fast_path()
+    fast = fast_path()
     for number in range(2 * MAX_CACHED_HEADS):
-        assert door.read(request(b"number: %d" % number)) is not None
-    assert 0 < len(door._heads) <= MAX_CACHED_HEADS
+        assert fast.read(request(b"number: %d" % number)) is not None
+    assert 0 < len(fast._heads) <= MAX_CACHED_HEADS
 
 
 @pytest.mark.parametrize(
     "header", [b"X-Request-Id: an-id", b"traceparent: 00-1-2-03", b"long: " + b"x" * CACHED_HEAD_BYTES]
 )
 def test_a_head_of_one_request_alone_or_a_long_one_is_not_kept(header: bytes) -> None:
-    door = fast_path()
-    assert door.read(request(header)) is not None
-    assert not door._heads
+    fast = fast_path()
+    assert fast.read(request(header)) is not None
+    assert not fast._heads
 
 
 def test_a_head_that_was_read_says_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = fast_path()
-    first = door.read(request(b"accept: */*"), ("first", 1))
+    fast = fast_path()
+    first = fast.read(request(b"accept: */*"), ("first", 1))
     assert first is not None
     first.scope["headers"].clear()  # an application's change of a scope must not reach the next request
     first.scope["path"] = "/elsewhere"
     wanted = read(request(b"accept: */*"))
     assert wanted is not None
     monkeypatch.delattr(FastPath, "_read_head")
-    again = door.read(request(b"accept: */*"), ("second", 2))
+    again = fast.read(request(b"accept: */*"), ("second", 2))
     assert again is not None
     assert (again.scope, again.body) == ({**wanted.scope, "client": ("second", 2)}, BODY)
-    begun = door.read(request(b"accept: */*")[:-3])
+    begun = fast.read(request(b"accept: */*")[:-3])
     assert begun is not None
     assert (begun.length, begun.missing) == (len(BODY), 3)
 

@@ -16,9 +16,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
-from tests.models.asking import embed
 from tests.models.conftest import TinyFolder
 from tests.models.images.drawing import ALONE
+from tests.models.requests import embed
 from tests.models.test_bad_folders import Change, edit, remove, write
 from tests.models.tiny import EVERY, edit_json, write_json, write_modules
 from tests.models.tiny.images import siglip

@@ -13,8 +13,8 @@ from staged_pool.runtime.model import Model, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
-from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny
+from tests.models.requests import text_tower
 
 
 def sequences(*ids: list[int]) -> list[TokenSequence]:

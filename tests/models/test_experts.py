@@ -9,7 +9,7 @@ import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
-from tests.models.asking import text_tower
+from tests.models.requests import text_tower
 from tests.models.test_architectures import ARCHITECTURES, CLOSE, USED, build
 from tests.models.test_oracle import embed
 

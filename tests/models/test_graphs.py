@@ -17,8 +17,8 @@ from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, 
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.requests import DENSE_ONLY
-from tests.models.asking import text_tower
 from tests.models.conftest import TinyFolder
+from tests.models.requests import text_tower
 
 SMALL = (Bucket(64, 8), Bucket(128, 16))
 

@@ -26,8 +26,8 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models import gte_oracle, oracle
-from tests.models.asking import classify, embed, score
 from tests.models.images.drawing import drawing, encode
+from tests.models.requests import classify, embed, score
 from tests.models.tiny import EVERY, write_json, write_modules
 from tests.models.tiny.bodies import Body
 from tests.models.tiny.hub import (

@@ -26,9 +26,9 @@ from staged_pool.runtime.requests import (
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from staged_pool.stages.work import Request
-from tests.models.asking import embed
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.images.drawing import image
+from tests.models.requests import embed
 
 TEXTS = ["A man is eating food.", "short"]
 IMAGES = [image(640, 480, 1, "JPEG"), image(90, 120, 2), image(300, 300, 3, "WEBP")]

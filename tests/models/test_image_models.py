@@ -30,10 +30,10 @@ from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, Embed
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
 from tests.models import oracle
-from tests.models.asking import classify, embed, prepare, score, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.images.drawing import drawing, encode
 from tests.models.oracle import Array
+from tests.models.requests import classify, embed, prepare, score, text_tower
 from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
 from tests.models.tiny.images import LABELS, PROJECTION
 

@@ -14,9 +14,9 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import image_oracle as oracle
-from tests.models.asking import sequences
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
+from tests.models.requests import sequences
 from tests.models.test_vision_language import EXACT, apart, dense
 from tests.models.tiny import edit_json
 

@@ -22,8 +22,8 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
-from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.requests import text_tower
 from tests.models.tiny import build, write_json
 
 

@@ -25,9 +25,9 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import oracle
-from tests.models.asking import embed, score, sequences, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.oracle import Array
+from tests.models.requests import embed, score, sequences, text_tower
 from tests.models.tiny import MULTI_VECTOR, WIDTH, byte_bpe, edit_json, save_body, write_json, write_modules
 from tests.models.tiny.bodies import modernbert_config
 

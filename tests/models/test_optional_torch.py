@@ -19,8 +19,8 @@ from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer import fused
 from staged_pool.runtime.requests import Output
-from tests.models.asking import embed
 from tests.models.conftest import TinyFolder
+from tests.models.requests import embed
 
 
 def raising(error: Exception) -> Callable[[str], Any]:

@@ -28,8 +28,8 @@ from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, ModelFailed, Unsupported
 from tests.models import oracle
-from tests.models.asking import embed, prepare, score, sequences, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.requests import embed, prepare, score, sequences, text_tower
 from tests.models.tiny import edit_json
 
 TEXTS = [

@@ -17,8 +17,8 @@ from staged_pool.runtime.models.checkpoint.special_ids import clear_unknown_ids
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError
-from tests.models.asking import embed, score, sequences
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.requests import embed, score, sequences
 from tests.models.test_oracle import TEXTS
 from tests.models.tiny import edit_json
 from tests.models.tiny.tokenizer_files import LLAMA, bytes_bpe, write_tokenizer

@@ -32,9 +32,9 @@ from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.worker import is_first
 from tests.doubles import captured_logs
-from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import PREPACKED
+from tests.models.requests import embed, text_tower
 
 
 @pytest.fixture(autouse=True)

@@ -33,10 +33,10 @@ from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, InvalidInput, UnusableMedia
 from staged_pool.stages.work import Prepared, Request
 from tests.models import image_oracle as oracle
-from tests.models.asking import text_tower
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.image_oracle import Array, Part
+from tests.models.requests import text_tower
 from tests.models.tiny import PAGES, SEEING, VISION_LANGUAGE, edit_json
 
 Messages: TypeAlias = list[tuple[str, list[Part]]]
