@@ -47,6 +47,8 @@ class AdmissionStatistics:
     refused: Mapping[str, int]
     """Requests rejected since the start, by the limit that was reached.
 
+    Public name, kept: everything else calls these requests rejected.
+
     `delay` is the target delay, and `deadline` the time limit of the request. `part` is the share of a limit for one
     tenant, or for bulk work.
     """

@@ -16,5 +16,5 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
-    """Allow the imports of Hypercorn and of a model at start-up, and clients that read files."""
+    """Allow imports of Hypercorn and of a model, and clients that read files."""
     nothing_blocks_the_event_loop.deactivate()

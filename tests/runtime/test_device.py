@@ -145,7 +145,7 @@ async def test_no_thread_is_left() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not show threads as files")
-async def test_a_thread_that_rests_keeps_no_helpers() -> None:
+async def test_an_idle_thread_keeps_no_openmp_team() -> None:
     def shown() -> int:
         names = Path("/proc/self/task").glob("*/comm")
         return sum(name.read_text() == "helped device 0\n" for name in names)

@@ -99,7 +99,7 @@ def test_threads_of_another_openmp_sleep_at_once(where: str, tmp_path: Path, mon
 
 @libgomp_only
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not show threads as files")
-def test_helpers_end_and_are_started_again() -> None:
+def test_an_openmp_team_ends_and_is_started_again() -> None:
     subprocess.run([sys.executable, "-c", DISMISS], timeout=60, check=True)
 
 

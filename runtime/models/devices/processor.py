@@ -29,7 +29,7 @@ def bfloat16_pays(ops: Any = torch.ops) -> bool:
     """Measure whether the CPU multiplies matrices in bfloat16 much faster than in float32.
 
     Without an instruction for it there is no measurement: emulated bfloat16 is always slower. With one it may still be
-    slower, because a hypervisor may hide the matrix unit; Intel processors then reach half the speed of float32.
+    slower: if a hypervisor hides the matrix unit, some processors with `avx512_bf16` reach half the speed of float32.
 
     Args:
         ops: Operators of this build of torch.
@@ -49,8 +49,8 @@ def bfloat16_pays(ops: Any = torch.ops) -> bool:
 def bfloat16_usually_pays(ops: Any = torch.ops) -> bool:
     """Predict `bfloat16_pays` from processor features, without a measurement.
 
-    It pays with a matrix unit, and on an AMD with bfloat16. Without the matrix unit, Intel processors multiply at half
-    the speed of float32.
+    It pays with a matrix unit (`amx_bf16`), and where `avx512_bf16` runs at full rate. Elsewhere `avx512_bf16` reaches
+    half the speed of float32.
 
     Args:
         ops: Operators of this build of torch.
