@@ -181,7 +181,7 @@ class Application:
             fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
             fields |= {f"{name}_ms": ms for name, ms in call.times_ms or _milliseconds(call.timeline)}
         if left_out:
-            fields["refusals_left_out"] = left_out
+            fields["rejections_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
         if (trace_id := call.trace_id) is not None:
             fields["trace_id"] = trace_id

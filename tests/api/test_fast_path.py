@@ -371,7 +371,7 @@ async def test_of_many_rejections_few_are_logged_and_all_are_counted(logged: lis
     async with overloaded() as served, await served.connect() as stream:
         await refused_ids(stream, *[EMBED] * 20)
         lines = [line for line in logged if line["event"] == "request.finished" and line["status"] == 429]
-        left_out = sum(line.get("refusals_left_out", 0) for line in lines)
+        left_out = sum(line.get("rejections_left_out", 0) for line in lines)
         assert 1 <= len(lines) < 20
         assert len(lines) + left_out <= 20
         assert {line["path_taken"] for line in lines} == {"fast"}

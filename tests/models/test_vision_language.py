@@ -620,7 +620,7 @@ def _in_one(config: dict[str, Any]) -> dict[str, Any]:
         ("colqwen2", {"vlm.": "vlm.model."}),
         ("colpali", {"vlm.vision_tower.": "vlm.vision_tower.vision_model."}),
     ],
-    ids=["config-in-one", "inner-model", "no-answers", "inner-model-of-pages", "inner-eyes-of-pages"],
+    ids=["config-in-one", "inner-model", "no-answers", "inner-model-of-pages", "inner-image-encoder"],
 )
 def test_folders_of_other_versions_give_the_same(
     kind: str, names: dict[str, str | None], tiny_folder: TinyFolder, tmp_path: Path, load: Load

@@ -28,7 +28,7 @@ from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
 from tests.doubles import NoLoad
 
-Asker: TypeAlias = tuple[str | None, Priority]
+RequestClass: TypeAlias = tuple[str | None, Priority]
 
 
 class CountingLoad(NoLoad):
@@ -227,7 +227,7 @@ def test_a_crash_of_the_leaders_worker_has_another_one_try() -> None:
         ((None, Priority.INTERACTIVE), ("one", Priority.INTERACTIVE)),
     ],
 )
-def test_tenants_and_priorities_share_nothing(one: Asker, two: Asker) -> None:
+def test_tenants_and_priorities_share_nothing(one: RequestClass, two: RequestClass) -> None:
     """Waits would tell one tenant of another's work; and each pays for its own."""
     world = World()
     world.asks("z", *one)
@@ -242,7 +242,7 @@ askers = st.tuples(st.sampled_from([None, "one", "two"]), st.sampled_from(Priori
 
 @given(st.lists(st.tuples(st.text("abcdefgh", min_size=1, max_size=8), askers), max_size=8), st.booleans())
 def test_nobody_waits_longer_than_if_each_were_worked_on_by_itself(
-    requests: list[tuple[str, Asker]], even: bool
+    requests: list[tuple[str, RequestClass]], even: bool
 ) -> None:
     """An item waits for at most one of each sibling request, where lengths differ. This counts the tenant's own tokens.
 
@@ -253,7 +253,7 @@ def test_nobody_waits_longer_than_if_each_were_worked_on_by_itself(
         """Tokens that have gone, one item at a time, when each row is there; of its own tenant, if lengths differ."""
         tickets = [world.asks(works, *asker) for works, asker in requests]
         after: dict[tuple[int, int], int] = {}
-        gone: Counter[Asker | None] = Counter()
+        gone: Counter[RequestClass | None] = Counter()
         while batch := world.next_batch():
             for item in batch:
                 gone[None if even else requests[tickets.index(item.ticket)][1]] += item.cost
@@ -285,7 +285,7 @@ steps = st.lists(
 
 @given(steps, st.integers(1, 12), st.booleans())
 def test_each_request_that_waits_gets_one_row_whatever_happens(
-    script: list[tuple[str, int | tuple[str, Asker]]], max_cost: int, pads: bool
+    script: list[tuple[str, int | tuple[str, RequestClass]]], max_cost: int, pads: bool
 ) -> None:
     world = World(max_cost=max_cost, pads=pads)
     asked: dict[tuple[Ticket, int], str] = {}

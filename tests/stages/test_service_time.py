@@ -1,4 +1,4 @@
-"""The fitted pace of the device."""
+"""Service time model: the fitted time of a batch, and the predicted time to drain."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ def test_it_predicts_nothing_before_it_has_seen_something() -> None:
 
 
 def test_it_finds_both_coefficients_from_batches_of_many_sizes() -> None:
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     for tokens in [10, 500, 2000, 80, 1200] * 10:
-        pace.observe(tokens, 0.002 + tokens * 50e-6)
-    assert pace.drain_s(1000, 1000) == pytest.approx(0.052, rel=0.01)
-    assert pace.drain_s(4000, 2000) == pytest.approx(2 * 0.002 + 4000 * 50e-6, rel=0.01)
+        model.observe(tokens, 0.002 + tokens * 50e-6)
+    assert model.drain_s(1000, 1000) == pytest.approx(0.052, rel=0.01)
+    assert model.drain_s(4000, 2000) == pytest.approx(2 * 0.002 + 4000 * 50e-6, rel=0.01)
 
 
 def test_batches_of_one_size_never_make_it_predict_too_much_for_more() -> None:
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     for _ in range(50):
-        pace.observe(12, 0.003)
-    assert pace.drain_s(1200, 1200) == pytest.approx(0.003)
+        model.observe(12, 0.003)
+    assert model.drain_s(1200, 1200) == pytest.approx(0.003)
 
 
 def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     for tokens in [100, 1000] * 150:
-        pace.observe(tokens, 0.01 + tokens * 1e-4)
+        model.observe(tokens, 0.01 + tokens * 1e-4)
     for _ in range(15_000):
-        pace.observe(500, 2 * (0.01 + 500 * 1e-4))
-        assert pace.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.6)
-    assert pace.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.15)
+        model.observe(500, 2 * (0.01 + 500 * 1e-4))
+        assert model.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.6)
+    assert model.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.15)
 
 
 def test_no_batch_of_many_makes_its_prediction_jump() -> None:
     """A prediction that falls to half admits twice as much, which is late."""
     noise = random.Random(1)
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     predicted = []
     for number in range(3000):
         tokens = noise.choice([256, 512, 1024]) if number < 200 or number % 300 == 0 else 512
-        pace.observe(tokens, (0.001 + tokens * 8e-5) * noise.uniform(0.8, 1.3))
-        predicted.append(pace.drain_s(5120, 1024))
+        model.observe(tokens, (0.001 + tokens * 8e-5) * noise.uniform(0.8, 1.3))
+        predicted.append(model.drain_s(5120, 1024))
     changes = [after / before for before, after in pairwise(predicted[200:])]
     assert 0.95 < min(changes) <= max(changes) < 1.05
 
 
 def test_it_follows_a_change_of_pace() -> None:
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     for factor in (1, 3):
         for tokens in [100, 1000] * 150:
-            pace.observe(tokens, factor * tokens * 1e-4)
-    assert pace.drain_s(500, 500) == pytest.approx(3 * 500e-4, rel=0.02)
+            model.observe(tokens, factor * tokens * 1e-4)
+    assert model.drain_s(500, 500) == pytest.approx(3 * 500e-4, rel=0.02)
 
 
 def test_a_batch_that_ran_alone_had_the_device_for_as_long_as_it_took() -> None:
@@ -93,7 +93,7 @@ def test_a_batch_that_takes_no_time_has_none_of_the_device() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 10)), max_size=50), st.integers(0, 10_000))
 @example([(2, 0.5), (9, 1.7), (8, 1.3), (5, 0.4)], 0)
 def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens: int) -> None:
-    pace = ServiceTimeModel()
+    model = ServiceTimeModel()
     for size, seconds in batches:
-        pace.observe(size, seconds)
-    assert pace.drain_s(tokens, 512) >= 0.0
+        model.observe(size, seconds)
+    assert model.drain_s(tokens, 512) >= 0.0
