@@ -427,6 +427,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_i
                 await anyio.wait_all_tasks_blocked()
         await until(lambda: served.inside == 0)
         await until(lambda: served.server.state.connections == 0)
+        assert (served.inside, served.server.state.connections) == (0, 0)
         gate.open()
 
 

@@ -339,6 +339,7 @@ async def test_a_client_that_leaves_gives_all_answers_back() -> None:
             await client.send(*map(head, range(1, 21, 2)))
             await client.until(lambda: len(client.seen.statuses) == 10)
         await until(lambda: app.ended == 10)
+        assert (app.ended, len(app.taken)) == (10, 10)
 
 
 @pytest.mark.parametrize("window", [0, 3])

@@ -120,6 +120,7 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  
         await until(lambda: served.inside == 0)
         gate.open()
         await until(lambda: served.server.state.connections == 0)
+        assert (served.inside, served.server.state.connections) == (0, 0)
 
 
 @pytest.mark.parametrize("path", [b"/\xff", b"", b"nothing"])
@@ -276,6 +277,7 @@ async def test_a_client_that_pings_and_asks_nothing_does_not_stay(files: Files) 
             await client.flush()
             await anyio.sleep(0.01)
         await until(lambda: served.server.state.quic_connections == 0)
+        assert served.server.state.quic_connections == 0
 
 
 async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(files: Files) -> None:  # noqa: F811

@@ -158,6 +158,7 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:
         await gate.arrived()
         await stream.aclose()
         await until(lambda: served.inside == 0)
+        assert served.inside == 0
         gate.open()
 
 
@@ -176,6 +177,7 @@ async def test_a_handshake_that_does_not_come_ends_the_connection(files: Files) 
         async with await served.connect() as stream:
             await read_to_end(stream)
         await until(lambda: served.server.state.connections == 0)
+        assert served.server.state.connections == 0
 
 
 async def test_an_idle_connection_does_not_hold_up_the_end(files: Files) -> None:
@@ -195,6 +197,7 @@ async def test_a_client_that_does_not_read_is_cut_off(files: Files) -> None:
                 for _ in range(40):
                     await stream.send(post(b'{"prompt":"' + b"x" * 200_000 + b'"}', path="/tokenize"))
             await until(lambda: served.server.state.connections == 0)
+            assert served.server.state.connections == 0
 
 
 # Certificates of clients

@@ -195,6 +195,8 @@ async def test_row_24_leaving_while_the_answer_is_sent_harms_nobody(
         for connection in sockets:
             await anyio.wait_readable(connection)
             leave(connection)
+        await eventually(lambda: fire.served.server.state.connections == 0)
+    assert (fire.served.inside, fire.served.server.state.connections) == (0, 0)
 
 
 async def test_row_24_a_reset_stream_cancels_its_request_and_no_other(fire: UnderFire) -> None:

@@ -157,4 +157,5 @@ async def test_lists_of_callers_who_left_do_not_pile_up_in_front_of_a_preprocess
                     await until(lambda: len(feed._queue) > stay)
                     caller.cancel_scope.cancel()
                 await until(lambda: len(feed._queue) == stay)
+            assert len(feed._queue) == stay
             gate.open()

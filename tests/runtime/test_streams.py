@@ -154,6 +154,7 @@ async def test_an_engine_that_stops_ends_a_stream() -> None:
         await engine.drain(0)
         await until(lambda: len(failed) == 1)
         gate.open()
+    assert (len(failed), taken.places) == (1, [0])
 
 
 async def test_a_bug_in_writing_ends_the_request_and_not_the_engine() -> None:

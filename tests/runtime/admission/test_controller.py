@@ -122,6 +122,7 @@ def test_estimated_tokens_are_limited() -> None:
 def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
     admission = admission_of(measured(1000), target_delay_s=0.1)
     admission.enter(body_bytes=8000, timeout_s=FOREVER)
+    assert (admission.statistics().requests, admission.statistics().refused) == (1, {})
 
 
 def test_a_request_beyond_the_target_delay_is_rejected_with_the_time_to_drain() -> None:
