@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients that speak in turns."""
+"""A server in a process of its own, and blocking clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.chaos.program import Scenario
 
 ROOT: Final = Path(__file__).parents[2]
 WAIT_TIMEOUT_S: Final = 20.0
-"""For what takes a moment on any machine that is not broken."""
+"""Timeout in seconds for steps that are quick on any working machine."""
 
 
 class Child:
-    """A server process, and clients that speak to it in turns."""
+    """A server process and its blocking clients."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, gate: Path, stack: ExitStack) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Child:
         return stream
 
     def send(self, text: str, *headers: str) -> socket.socket:
-        """Send a request whose answer is to be read by and by."""
+        """Send a request, and return the connection, whose answer is unread."""
         stream = self.connect()
         stream.sendall(post(json.dumps({"input": text}).encode(), "connection: close", *headers))
         return stream

@@ -64,7 +64,10 @@ class Attacked:
         return received
 
     async def assert_unharmed(self) -> None:
-        """It answers, and nothing is left: no request, item, token, byte, connection, limiter token, file or thread."""
+        """Check that the server answers and that nothing is left.
+
+        Left could be a request, item, token, byte, connection, limiter token, file or thread.
+        """
         await self.served.assert_alive()
         await eventually(lambda: not self._left(), lambda: (self._left(), thread_names()))
         async with self.served.client() as client:
@@ -96,7 +99,7 @@ class Attacked:
 
 @dataclass(kw_only=True)
 class UnderFire(Attacked):
-    """A server of a model that the test holds in its hand."""
+    """A server whose model the test controls."""
 
     model: LetterModel
     act: Callable[[str], Awaitable[None]] | None = None

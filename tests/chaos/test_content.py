@@ -59,7 +59,7 @@ def problem(answer: bytes) -> dict[str, Any]:
 
 
 def assert_tells_nothing(text: str) -> None:
-    """Neither what the client sent nor anything about the inside of the server."""
+    """Check that an answer repeats neither the client's bytes nor internals of the server."""
     for leak in (SECRET, "Traceback", 'File "', ".py", "/home", "/usr", "/tmp", "msgspec", "staged_pool"):
         assert leak not in text
     assert len(text) < 1000

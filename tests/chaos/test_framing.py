@@ -1,4 +1,4 @@
-"""Rows 1 to 19: bytes that are no HTTP, or more of it than is decent."""
+"""Rows 1 to 19: invalid HTTP, and excessive amounts of valid HTTP."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ async def test_row_45_from_https_no_way_leads_to_http(clip: Path, names: Resolve
 async def test_row_46_what_is_dialled_is_the_one_address_that_was_looked_up_and_checked(
     clip: Path, names: Resolver
 ) -> None:
-    """The host is public at first, and private to who looks again; or both at once."""
+    """DNS rebinding: a public address first and a private one later, or both at once."""
     async with origin(tls()) as host, fetching(clip) as (_, client):
         host.pages |= {"/": answer(SOLE), "/again": redirect("/")}
         names.table = {NAME: [[LOCAL], ["10.0.0.1"]], "mixed.example": [[LOCAL, "10.0.0.1"]]}

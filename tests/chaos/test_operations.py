@@ -1,4 +1,4 @@
-"""Rows 49 to 60: what goes wrong inside the server, in its process, and in the machine below it.
+"""Rows 49 to 60: faults inside the server, in its process, and in its machine.
 
 Sustained overload and a long run of everything at once are measured, by `python -m perf overload` and
 `python -m perf soak`; here are their first seconds.
@@ -61,7 +61,7 @@ POINTS = {
 
 @dataclass
 class Asking:
-    """Requests of which the test looks at the answers later."""
+    """Requests whose answers the test reads later."""
 
     fire: UnderFire
     tasks: anyio.abc.TaskGroup
@@ -79,7 +79,7 @@ class Asking:
 
 
 def only(text: str, action: Callable[[], object]) -> Callable[[Any], None]:
-    """Do it where this text is among those at hand."""
+    """Act when this text is in the batch."""
 
     def act(texts: Any) -> None:
         if text in texts:

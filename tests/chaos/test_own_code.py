@@ -1,5 +1,4 @@
-"""Row 52, and more, for image processors that are code of the model folder: on a real server, code that ends its
-process, or never ends."""
+"""Row 52 for custom image processors, on a real server: code that ends its process, or never ends."""
 
 from __future__ import annotations
 

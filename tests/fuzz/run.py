@@ -44,19 +44,19 @@ class Wrong(Exception):
 def fuzz(
     folder: Path, *, examples: int, seed: int, phases: Sequence[str] = ("examples", "coverage", "fuzzing")
 ) -> tuple[int, str]:
-    """Ask, and see that nothing is wrong.
+    """Run schemathesis against a server, and check the answers and the server.
 
     Args:
         folder: Takes models and logs; nothing else may be in it.
-        examples: At most, for each route, in the phase of fuzzing.
-        seed: The same one asks the same.
-        phases: Of schemathesis.
+        examples: Maximum for each route, in the phase of fuzzing.
+        seed: Equal seeds send equal requests.
+        phases: Phases of schemathesis.
 
     Returns:
-        How many requests were made up, and what schemathesis says.
+        The number of generated requests, and the output of schemathesis.
 
     Raises:
-        Wrong: An answer is not as described, or the server is not as it was.
+        Wrong: An answer is not as described, or the server has leftovers.
     """
     with _server(folder) as url:
         command = [sys.executable, "-c", _FUZZER, "--config-file", str(CONFIG), "run", f"{url}/openapi.json"]

@@ -136,7 +136,7 @@ def _put_back(value: Any, held: Mapping[str, str]) -> Any:
 
 
 class _Text(str):
-    """Base64 that was in lines."""
+    """Base64 joined from lines."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, str) and str(self) == other.replace("\n", "").replace("\r", "")
@@ -145,7 +145,7 @@ class _Text(str):
 
 
 def values(data: bytes) -> None:
-    """Values are counted as one who reads character by character counts them."""
+    """The count of values equals that of a reader that goes character by character."""
     inside = escaped = False
     marks = numbers = digits = most_digits = 0
     for place, byte in enumerate(data):
@@ -203,7 +203,7 @@ def request(data: bytes) -> None:
 
 
 def images_shown(data: bytes) -> None:
-    """Images are counted, or not, in any body."""
+    """Counting of images does not fail on any body."""
     for content_type in (b"", b"multipart/form-data; boundary=b", b"multipart/form-data"):
         for only_images in (False, True):
             found = count_images(data, content_type, only_images=only_images)
@@ -211,7 +211,7 @@ def images_shown(data: bytes) -> None:
 
 
 def image(data: bytes) -> None:
-    """An image's head is read, or told to be wrong."""
+    """An image's header is read, or rejected as invalid."""
     with suppress(TooLarge, UnusableMedia, *_MEDIA):
         encoded = Encoded(data, Limits(image_bytes=2**20, pixels=2**16))
         assert encoded.memory >= 0

@@ -1,4 +1,4 @@
-"""A few hundred requests; `make fuzz` asks thousands."""
+"""A short fuzzing run of a few hundred requests; `make fuzz` sends thousands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.run import fuzz
 
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_event_loop() -> None:
-    """There is no event loop, and processes are waited for."""
+    """Do not watch for blocking calls: there is no event loop."""
 
 
 def test_every_answer_is_as_described_and_nothing_is_accepted_that_is_not(tmp_path: Path) -> None:

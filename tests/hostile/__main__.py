@@ -1,4 +1,4 @@
-"""`python -m tests.hostile`: every attack, and what a bystander and a probe see beside it, as a table."""
+"""`python -m tests.hostile`: a table of attacks, with the latencies of a bystander and a probe."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ BOUNDED: Final = Setting(("--memory-limit", "3G", "--max-connections", "200"))
 """Limits that a short attack can reach. One server serves many attacks."""
 
 Counts: TypeAlias = Mapping[str, int]
-"""Counts of what an attack has done and been told. One that counts nothing has not attacked, which is a failure."""
+"""Counts of an attack's actions and answers. An attack that counts nothing has failed."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tests.hostile.server import Running, running
 
 PROBE_EVERY_S: Final = 0.01
 FREE_BYTES: Final = 96 * 2**20
-"""Memory that a small body may take: it matters for large ones."""
+"""Memory that any body may take, in bytes; growth per byte is checked beyond it."""
 MOST_VALUES: Final = 2**20
 """About as many lists, objects and texts as a request may have here."""
 
@@ -129,7 +129,7 @@ class Effect:
     """0: the connection ended without an answer."""
     seconds: float
     health_s: float
-    """The longest that a probe waited."""
+    """Longest wait of a probe, in seconds."""
     grown_bytes: int
     """Growth of the peak of the server's resident set."""
 

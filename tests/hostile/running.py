@@ -27,17 +27,17 @@ class Outcome:
     calm: Both
     under_attack: Both
     seen: Counts
-    """By the attack."""
+    """Counts made by the attack."""
     fault: str | None
     """The exception that ended the attack; None: it went as it should."""
     resident_bytes: int
-    """Before the attack."""
+    """Resident set of the server before the attack."""
     peak_bytes: int
     alive: bool
     """The server answers afterwards."""
 
     def faults(self, slack_s: float) -> list[str]:
-        """Everything that should not be.
+        """List the faults of an outcome.
 
         Args:
             slack_s: Seconds by which a machine that does other things may be late.

@@ -15,7 +15,7 @@ from tests.hostile.running import Outcome, outcomes
 
 SECONDS = 1.0
 SLACK_S = 1.0
-"""Other tests run on the same cores. What these attacks brought about took seconds, up to 75."""
+"""Slack in seconds, as other tests run on the same cores. Unfixed, these attacks delayed others by up to 75 s."""
 
 ATTACKS = list(all_attacks())
 

@@ -28,10 +28,10 @@ BLOCK = 100
 """Seeds that a process takes at once."""
 
 SHRUNK = 5
-"""Failures of which the smallest world is looked for; of the others there is the seed."""
+"""Maximum number of failures whose worlds are shrunk; for further ones only the seed is printed."""
 
 START_S = 120.0
-"""Seconds that the processes get to start."""
+"""Timeout for the start of the processes, in seconds."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def _kind(is_web: bool) -> Kind:
 
 
 def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
-    """Run one world, on both backends if none is named; of one that fails, print the smallest that does."""
+    """Run one world, on both backends if none is named. If it fails, print the smallest world that does."""
     console = Console(highlight=False, soft_wrap=True)
     failed = False
     with prepared():

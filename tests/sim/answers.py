@@ -39,7 +39,7 @@ def wrong_answer(world: World, client: ClientPlan, result: object) -> str | None
 
 
 def parts(world: World, client: ClientPlan, item: ItemPlan) -> int:
-    """Into how many parts an item is cut."""
+    """Return the number of parts that an item is cut into."""
     may_split = world.splits and client.task == "embed" and item.images != 1
     return item.parts if may_split else 1
 

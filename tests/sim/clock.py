@@ -22,11 +22,11 @@ Backend = Literal["trio", "asyncio"]
 BACKENDS: tuple[Backend, ...] = ("trio", "asyncio")
 
 MAX_TURNS = 20_000
-"""Turns of the event loop at one moment of virtual time; more are a loop that never ends."""
+"""Maximum turns of the event loop at one moment of virtual time; more mean an endless loop."""
 
 
 class Stuck(BaseException):
-    """Nothing will ever happen again, or nothing else will; not an `Exception`, so that nothing under test eats it."""
+    """Deadlock or endless loop in virtual time. Not an `Exception`, so that no tested code catches it."""
 
 
 class SimClock(trio.abc.Clock):
@@ -38,7 +38,7 @@ class SimClock(trio.abc.Clock):
         self._idle = 0
 
     def start_clock(self) -> None:
-        """It stands still by itself."""
+        """Nothing to do: virtual time stands still until it jumps."""
 
     def current_time(self) -> float:
         self._looks += 1
@@ -80,7 +80,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[object]:
-        """Jump: `BaseEventLoop` calls this when everything that was ready has run."""
+        """Jump to the next deadline: `BaseEventLoop` calls this when everything that was ready has run."""
         self._turns += 1
         if timeout is None:
             raise Stuck("every task waits, and for nothing that will ever happen")
@@ -116,7 +116,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 ready[i] = handle
 
     def _process_events(self, _events: object) -> None:
-        """There are none."""
+        """Do nothing: the loop has no sockets to process."""
 
     def _write_to_self(self) -> None:
         """No other thread ever wakes this loop."""

@@ -1,4 +1,4 @@
-"""Lines of the engine that no world reaches: a line that never runs proves nothing."""
+"""Coverage of the engine by worlds: the lines that none of them reaches."""
 
 from __future__ import annotations
 

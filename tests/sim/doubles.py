@@ -34,7 +34,7 @@ class Machine:
 
     world: World
     lost: bool = False
-    """One of the device's threads is stuck."""
+    """One of the device's threads is stuck in a call."""
     preprocess: dict[Lane, anyio.CapacityLimiter] = field(default_factory=dict)
     device: dict[Lane, anyio.Semaphore] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def borrowed(self) -> int:
-        """Threads of preprocess that are in a call."""
+        """Number of preprocess threads in a call."""
         return sum(limiter.borrowed_tokens for limiter in self.preprocess.values())
 
 
@@ -128,7 +128,7 @@ class SimOffload:
 
 
 def aligned(watch: Watch, seconds: float) -> float:
-    """A call's length, if calls end at certain moments only."""
+    """Round a call's length up, if calls end on a grid of ticks."""
     grid = watch.world.align_ticks * TICK_S
     if not grid:
         return seconds
@@ -140,13 +140,13 @@ async def _sleep(seconds: float) -> None:
 
 
 async def _sleep_shielded(seconds: float) -> None:
-    """Sleep whatever is cancelled."""
+    """Sleep, shielded from cancellation."""
     with anyio.CancelScope(shield=True):
         await _sleep(seconds)
 
 
 class SimPreprocess(SimOffload):
-    """The threads of preprocess of one lane; some calls take very long."""
+    """Preprocess threads of one lane; some calls take very long."""
 
     def __init__(self, watch: Watch, lane: Lane, limiter: anyio.CapacityLimiter) -> None:
         super().__init__(watch, limiter, watch.world.preprocess_ticks)
@@ -209,7 +209,7 @@ class SimDevice:
             return done.unwrap()
 
     def abandon(self) -> None:
-        """It gives up by itself: see `EngineConfig.watchdog_s`."""
+        """Nothing to do: the call is given up by the watchdog, see `EngineConfig.watchdog_s`."""
 
     async def _run(self, payloads: Any) -> None:
         watch, world = self._watch, self._watch.world
@@ -249,7 +249,7 @@ def forward_s(world: World, payloads: Sequence[Payload]) -> float:
 
 
 class SimFetch:
-    """Gets images from nowhere: quickly, slowly, or not at all. A cancellation ends it, as it ends a real one."""
+    """Double of the image fetcher: fast, slow or hanging. A cancellation ends a fetch, as it ends a real one."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -39,7 +39,7 @@ MOST_HANGING = 5
 """Fetches that hang: with one at a time, more of them would take a world longer than it may last."""
 
 CROWD: Final = 100
-"""Clients of a crowd."""
+"""Number of clients in a crowd."""
 
 FAULTS: Final[tuple[ItemFault, ...]] = ("invalid", "preprocess raises", "forward raises", "nan", "out of memory")
 
@@ -47,7 +47,7 @@ STREAMABLE: Final = ("embed", "sparse", "multi_vector", "several", "score")
 
 
 def draw(seed: int) -> World:
-    """The world of a seed; the same one every time."""
+    """Return the world of a seed, always the same one."""
     rng = random.Random(seed)
     world = World(seed=seed)
     on = [name for name, (part, _) in FEATURES.items() if rng.random() < part]
@@ -59,7 +59,7 @@ def draw(seed: int) -> World:
 
 
 def feature(part: float) -> Callable[[Feature], Feature]:
-    """Register a feature that is in such a part of the worlds."""
+    """Register a feature that a given part of the worlds has."""
 
     def register(function: Feature) -> Feature:
         FEATURES[function.__name__] = part, function
@@ -158,7 +158,7 @@ def padding(_rng: random.Random, world: World) -> None:
 
 @feature(0.1)
 def parts(rng: random.Random, world: World) -> None:
-    """Inputs that are cut."""
+    """Inputs that are cut into parts."""
     world.splits = True
     for client in world.clients:
         for item in client.items:
@@ -213,7 +213,7 @@ def urls(rng: random.Random, world: World) -> None:
 
 @feature(0.1)
 def streams(rng: random.Random, world: World) -> None:
-    """Callers who are given results as they come, and read slowly."""
+    """Callers that stream results and read them slowly."""
     reads_s = some(rng, 0.0, 0.001, 0.02)
     for client in world.clients:
         client.streams = client.task in STREAMABLE and rng.random() < 0.5
@@ -222,7 +222,7 @@ def streams(rng: random.Random, world: World) -> None:
 
 @feature(0.5)
 def repetitions(rng: random.Random, world: World) -> None:
-    """Have some items say what others say."""
+    """Give some items the content of others."""
     share = some(rng, 0.1, 0.5, 0.9)
     originals: dict[str, list[Name]] = {"text": [], "image": []}
     for client in world.clients:
@@ -240,7 +240,7 @@ def repetitions(rng: random.Random, world: World) -> None:
 
 @feature(0.2)
 def kept_rows(rng: random.Random, world: World) -> None:
-    """A cache of results; in some worlds its rows are so wide that old ones must go."""
+    """A result cache; in some worlds its rows are so wide that old ones are evicted."""
     world.settings["result_cache_mb"] = 1
     world.width = some(rng, 4, 4, 60_000)
 
@@ -353,7 +353,7 @@ RECEIVED: Final = tuple(point for point in POINTS if point.endswith(".received")
 
 
 def points(rng: random.Random, among: tuple[str, ...], world: World) -> tuple[str, ...]:
-    """Some of them, of the lanes that the world has."""
+    """Draw one of these points, or all, in the lanes of the world."""
     known = tuple(point for point in among if "image" in world.lanes or "_images" not in point)
     return (rng.choice(known),) if rng.random() < 0.5 else known
 
@@ -379,7 +379,7 @@ def delays(rng: random.Random, world: World) -> None:
 
 @feature(0.15)
 def leave_in_hand(rng: random.Random, world: World) -> None:
-    """Callers who leave between a receive and the hand-over."""
+    """Callers that leave between a receive and the hand-over."""
     among = points(rng, RECEIVED, world)
     world.leaves = [Trouble(rng.choice(among), rng.randint(0, 9)) for _ in range(log_uniform(rng, 1, 5))]
 
@@ -450,7 +450,7 @@ def drains(rng: random.Random, world: World) -> None:
 
 @feature(0.04)
 def two_engines(rng: random.Random, world: World) -> None:
-    """Another engine on the same device."""
+    """A second engine on the same device."""
     beside = World(seed=world.seed + 1_000_003)
     _draw_clients(rng, beside)
     for name in ("images", "repetitions", "leavers", "poison"):

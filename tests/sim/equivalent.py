@@ -16,4 +16,4 @@ EQUIVALENT: dict[str, str] = {
 }  # fmt: skip
 
 NO_MUTANTS: dict[str, str] = {}
-"""Mutants that die of their own error: the swapped parts cannot be swapped."""
+"""Mutants that always raise: the swapped parts depend on each other."""

@@ -53,7 +53,7 @@ class Simulation:
         self._host_task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Everything. Ends when every client has its outcome and the engine's block has been left."""
+        """Run the world until each client has its outcome and the engine has ended."""
         with anyio.move_on_after(HANG_S) as hang:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._host_natively if self._is_native() else self._host)
@@ -175,7 +175,7 @@ class Simulation:
         return leave
 
     def _leave_now(self, number: int) -> None:
-        """A client leaves while something of it is handed over."""
+        """Make a client leave while one of its items is handed over."""
         if number not in self.watch.outcomes:
             self.watch.left_at.setdefault(number, self.watch.now())
             self._departure(number)()
@@ -229,7 +229,7 @@ class Simulation:
         outcomes.settle(watch, client, outcome)
 
     async def _ask_natively(self, client: ClientPlan) -> Outcome:
-        """As a program that knows nothing of anyio's scopes."""
+        """Ask in a task that `Task.cancel` ends, like a program without anyio's scopes."""
         task = asyncio.get_running_loop().create_task(self._ask(client))
         if client.number in self._leave:
             task.cancel()
@@ -267,7 +267,7 @@ class Simulation:
         }
 
     async def _stream(self, client: ClientPlan) -> Outcome:
-        """As a caller who reads slowly."""
+        """Stream the results to a slow reader."""
         engine = self.watch.engine
         assert engine is not None
         gathered = Gathered(self.watch, client)

@@ -25,7 +25,7 @@ EPSILON = 1e-6
 
 @contextmanager
 def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[None]:
-    """Have the engine make watched tickets, with the number of workers of the world."""
+    """Make the engine use watched tickets, and the world's number of workers."""
     module: Any
     new = (
         (engine_module, "Ticket", ticket),
@@ -53,7 +53,7 @@ def tokens_of(ticket: Ticket) -> float:
 
 
 def observe(engine: Engine, watch: Watch) -> None:
-    """Look over the engine's shoulder: at the door of admission, and where batches are cut."""
+    """Observe admissions, and batches as they are cut."""
     admission = engine._admission
     enter, count_items, leave = admission.enter, admission.count_items, admission.leave
 
@@ -108,7 +108,7 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
 
 
 def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
-    """List where the count of admission differs from the sum over the requests inside."""
+    """List differences between admission's counts and the sums over the requests inside."""
     counted = engine._admission.in_flight
     inside: defaultdict[str, float] = defaultdict(float)
     for room in rooms.values():
@@ -164,7 +164,7 @@ def left_in_channels(engine: Engine) -> list[str]:
 
 
 def left_on_device(engine: Engine) -> list[str]:
-    """List what an ended engine still believes to be on the device."""
+    """List work that an ended engine still counts on the device."""
     wrong: list[str] = []
     if running := sum(stage.running for stage in engine._pipeline.batch.values()):
         wrong.append(f"{running} batches are thought to be on the device")

@@ -28,10 +28,10 @@ from tests.sim.world import to_json
 KEPT = Path(__file__).with_name("kills.json")
 
 SEEDS = 2000
-"""Within which each planted bug is to be noticed."""
+"""Number of seeds within which each planted bug must be noticed."""
 
 SHRINKING_RUNS = 60
-"""In which the world of a kill is made smaller: enough for most of them, and quick."""
+"""Maximum runs to shrink the world of a kill: enough for most of them, and quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Kill:
     """`order`: the comparison of orders notices it, with this seed."""
     violation: str
     world: Any
-    """Its JSON; None where there is none."""
+    """JSON of the world; None for a comparison of orders."""
     is_web: bool = False
-    """It is one of connections."""
+    """True if it is a world of connections."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -57,17 +57,17 @@ def names() -> list[str]:
 
 
 def planted(name: str) -> AbstractContextManager[None]:
-    """The engine with this bug."""
+    """Plant a bug during the block."""
     return mutations.planted(name) if name in mutations.MUTATIONS else mutants.planted(name)
 
 
 def kept() -> dict[str, Kill]:
-    """By name of the bug."""
+    """Read the kept kills, by name of the bug."""
     return {name: Kill(**kill) for name, kill in json.loads(KEPT.read_text()).items()} if KEPT.exists() else {}
 
 
 def keep(kills: dict[str, Kill]) -> None:
-    """Write them down, a line each."""
+    """Write the kills, one line each."""
     lines = [f"{json.dumps(name)}: {json.dumps(kill.to_json())}" for name, kill in kills.items()]
     KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -121,13 +121,13 @@ def search(name: str) -> tuple[str, Kill | str | None]:
 
 
 def searched(wanted: Iterable[str], jobs: int) -> Iterator[tuple[str, Kill | str | None]]:
-    """`search` for many, in several processes; as they come."""
+    """Run `search` for many bugs in several processes; yield results as they come."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(search, wanted)
 
 
 def is_stale(name: str) -> bool:
-    """True if no kept world notices a bug, but for its own errors."""
+    """True if no kept world notices a bug by more than the bug's own errors."""
     kill = kept().get(name)
     if kill is None:
         return True

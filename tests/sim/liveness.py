@@ -40,7 +40,7 @@ class _Work:
 
 
 def check(watch: Watch) -> None:
-    """Every answered request has waited no longer than its bound."""
+    """Check that each answered request waited no longer than its bound."""
     world = watch.world
     works = list(_works(watch))
     for work in works:
@@ -91,7 +91,7 @@ def fair_s(world: World, work: _Work, others: list[_Work]) -> float:
     config, client = world.config, work.client
     largest = max(config.batch_tokens("cpu"), *(item.cost for item in world.contents.values()))
     begun_s = (2 * world.slots + 2) * forward_s(world, largest)
-    """Time of batches that run, are ahead, or have been cut already, in both lanes."""
+    """Seconds of batches that run, are queued, or are cut, in both lanes."""
     own = {True: 0.0, False: 0.0}
     of_others: defaultdict[tuple[bool, str | None], float] = defaultdict(float)
     for other in others:

@@ -191,10 +191,10 @@ class SimModel:
         return None
 
     def clear_image_cache(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: it keeps no memory."""
 
     def close(self) -> None:
-        """It has no processes."""
+        """Do nothing: it has no processes."""
 
 
 # ---- what clients send ----
@@ -224,7 +224,7 @@ def request_of(world: World, client: ClientPlan) -> Request:
 
 
 def asked_for(world: World, task: str) -> tuple[Output, ...]:
-    """The outputs that an embedding is asked for."""
+    """Return the outputs that an embedding requests."""
     match task:
         case "sparse":
             return (Output.SPARSE,)

@@ -32,7 +32,7 @@ _SIGNS: Final = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXTREMES: Final = {"min": "max", "max": "min"}
 
 Change: TypeAlias = Callable[[ast.AST], None]
-"""Made to a node of a copy of the tree."""
+"""Function that changes a node of a copy of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Site:
     line: int
     what: str
     path: tuple[tuple[str, int | None], ...]
-    """To the node, from the function: fields, and places in them."""
+    """Path from the function to the node: field names, and indexes in them."""
     change: Change
 
 
@@ -296,7 +296,7 @@ MUTANTS: Final[dict[str, Mutant]] = _all()
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The engine with this change."""
+    """Apply a mutant during the block."""
     mutant = MUTANTS[name]
     if mutant.line:
         function = _function(mutant)
@@ -314,7 +314,7 @@ def planted(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _constant(mutant: Mutant) -> Iterator[None]:
-    """Have all modules that know a constant by its name know another value."""
+    """Replace a constant in all modules that imported it by name."""
     was = getattr(sys.modules[f"staged_pool.{mutant.module}"], mutant.where)
     modules = [
         module

@@ -68,7 +68,7 @@ def mutation(plan: Callable[[], Plan]) -> Callable[[], Plan]:
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The engine with this bug."""
+    """Plant a bug during the block."""
     with contextlib.ExitStack() as stack:
         for target, attribute, value in MUTATIONS[name]():
             stack.enter_context(mock.patch.object(target, attribute, value))

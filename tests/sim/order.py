@@ -21,7 +21,7 @@ from tests.doubles import NoLoad
 WEIGHTS = {Priority.INTERACTIVE: 7, Priority.BULK: 1}
 
 QUEUE_IN_BATCHES = 8
-"""The budget of a batch is such a part of what waits."""
+"""Waiting tokens, as a multiple of the budget of a batch."""
 
 EPSILON = 1e-9
 
@@ -62,7 +62,7 @@ class Node:
         return [one for child, of_keys in finishes if min(map(min, of_keys)) <= latest for one in child.first()]
 
     def finish(self, item: Item[Any]) -> float:
-        """The finish tag that it has if this goes next."""
+        """Return the node's finish tag if this item goes next."""
         return self.start + item.cost / self.weight
 
     @property
@@ -71,7 +71,7 @@ class Node:
 
 
 class Undecided(Exception):
-    """Several children may go first, and virtual time would pass differently for each."""
+    """Ambiguous order: several children may go first, with a different virtual time for each."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Reference:
 
     root: Node = field(default_factory=Node)
     tags: dict[int, float] = field(default_factory=dict)
-    """Start tags of requests, which keep theirs, by identity."""
+    """Start tags of requests, by identity; a request keeps its tag."""
     given: float = 0.0
 
     def path(self, item: Item[Any]) -> list[Node]:
@@ -131,7 +131,7 @@ class Reference:
 
 
 def check(seed: int) -> str | None:
-    """Return where the scheduler and the reference part for a seed; None where they agree."""
+    """Describe the first difference between scheduler and reference for a seed; None if they agree."""
     try:
         return _check(seed)
     except Undecided:
@@ -198,7 +198,7 @@ def _compare(former: BatchFormer[Item[int]], reference: Reference, running: int,
 
 
 def _following(reference: Reference, left: list[Item[int]], key: Hashable = None) -> Reference | None:
-    """The reference after these items have gone in some order in which they may; None if there is none."""
+    """Return the reference after these items, taken in any permitted order; None if none is permitted."""
     if not left:
         return reference
     allowed = reference.root.next(key) if key is not None else reference.root.first()
@@ -222,7 +222,7 @@ def _fork(reference: Reference) -> Reference:
 
 
 def _compare_end(batch: Batch[Item[int]], reference: Reference, limit: int, most_items: int) -> str | None:
-    """Check that the batch ends where it should: the reference has taken its items."""
+    """Check the end of a batch, after the reference has taken its items."""
     cost = sum(item.cost for item in batch.items)
     if cost > limit and len(batch.items) > 1:
         return f"a batch of {cost} tokens, and {limit} are to be had"

@@ -30,7 +30,7 @@ RESULTS = (EmbedResult, ScoreResult, RerankResult, ClassifyResult)
 
 
 def settle(watch: Watch, client: ClientPlan, outcome: Outcome) -> None:
-    """A client has its outcome: the only one, in time, and one that this world explains."""
+    """Check a client's outcome: the only one, in time, and explained by the world."""
     number = client.number
     watch.note("client {}: {}", number, Named(outcome))
     watch.active()
@@ -157,7 +157,7 @@ def _wrong_culprit(watch: Watch, client: ClientPlan, index: int | None, error: E
 
 
 def _meant(watch: Watch, client: ClientPlan, index: int) -> list[ItemPlan]:
-    """The items that an index of an error may mean: of queries and documents it counts either."""
+    """Return the items that the index of an error may mean: it counts queries or documents."""
     if not client.compares or watch.world.model == "cross":
         return [client.items[index]]
     of_documents = client.items[client.queries + index : client.queries + index + 1]
@@ -200,7 +200,7 @@ def _kind(outcome: Outcome) -> str:
 
 
 class Named:
-    """Says what an outcome is, if anybody asks."""
+    """Describes an outcome lazily, when it is printed."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome

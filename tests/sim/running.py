@@ -31,10 +31,10 @@ COLLECT_EVERY = 5
 """Runs between two garbage collections."""
 
 OWN_ERRORS = (TypeError, NameError, AttributeError, ImportError)
-"""No world raises these: where one is logged it is a slip in the code, and a mutant that dies of one is no mutant."""
+"""Programming errors: a world that logs one fails, and a mutant that raises one does not count."""
 
 MUTANT = "<mutant>"
-"""The file of code that is made for a mutant."""
+"""File name in the code of a mutant."""
 
 _SIGNATURE = re.compile(r"takes .* positional argument|unexpected keyword argument|missing .* required")
 
@@ -80,7 +80,7 @@ def prepared() -> Iterator[None]:
 
 LOGGED: Counter[str] = Counter()
 SLIPS: list[tuple[str, bool]] = []
-"""Each error of `OWN_ERRORS`, and whether a mutant's own code raised it."""
+"""Errors of `OWN_ERRORS`, each with True if a mutant's own code raised it."""
 
 
 def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -94,7 +94,7 @@ def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> s
 
 
 def slips(error: BaseException) -> list[tuple[str, bool]]:
-    """The errors that no world raises, in an error or below it."""
+    """Return the programming errors in an error, its causes and its group."""
     found: list[tuple[str, bool]] = []
     seen: set[int] = set()
     left: list[BaseException | None] = [error]

@@ -50,7 +50,7 @@ class WorkerCrash(Exception):
 
 
 class Brittle(list[T]):
-    """A message whose reader crashes when it goes through it for the second time."""
+    """A message whose reader crashes when it iterates a second time."""
 
     def __init__(self, items: Sequence[T], crash: Callable[[], WorkerCrash]) -> None:
         super().__init__(items)
@@ -65,7 +65,7 @@ class Brittle(list[T]):
 
 
 class BrittleArrival:
-    """A request whose reader crashes when it looks at when it came."""
+    """A request whose reader crashes when it reads the arrival time."""
 
     def __init__(self, arrival: Arrival, crash: Callable[[], WorkerCrash]) -> None:
         self.ticket = arrival.ticket
@@ -122,7 +122,7 @@ class Seams:
         return made
 
     async def at(self, point: str, stage: str, message: object = None) -> None:
-        """Reach a point where a task may be held up, or crash.
+        """Act at a point where the world may hold up a task or crash it.
 
         Args:
             point: See the module.
@@ -199,7 +199,7 @@ def _ticket(message: object) -> Ticket | None:
 
 
 class SimOutlet(Generic[T]):
-    """A sending end with its points."""
+    """A sending end of a channel, with its points."""
 
     def __init__(self, inner: Sender[T], name: str, seams: Seams) -> None:
         self._inner = inner
@@ -220,7 +220,7 @@ class SimOutlet(Generic[T]):
 
 
 class SimInlet(Generic[T]):
-    """A receiving end with its points."""
+    """A receiving end of a channel, with its points."""
 
     def __init__(self, inner: Receiver[T], name: str, seams: Seams) -> None:
         self._inner = inner

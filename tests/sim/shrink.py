@@ -18,7 +18,7 @@ MOST_RUNS = 3000
 
 
 def way(violation: str) -> str:
-    """In which way a world fails: its violation without the numbers and the names in it."""
+    """Return the kind of a failure: its violation without numbers and names."""
     return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", violation).split("{", maxsplit=1)[0]
 
 
@@ -27,7 +27,7 @@ def shrunk(given: JSON, fails: Callable[[JSON], bool], *, most_runs: int = MOST_
 
     Args:
         given: JSON of a world that fails.
-        fails: Whether a JSON value is a world that fails in the same way; False for one that is none.
+        fails: Returns True if a JSON value is a world that fails in the same way.
         most_runs: Of `fails`.
     """
     runs = 0

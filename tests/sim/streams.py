@@ -1,4 +1,4 @@
-"""A caller who is given results as they come: each place once, and in the end what all at once would have been."""
+"""A streaming caller: each place comes once, and all together equal one whole result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.world import ClientPlan
 
 
 class Gathered:
-    """Results that have been given so far."""
+    """Results of a stream so far."""
 
     def __init__(self, watch: Watch, client: ClientPlan) -> None:
         self._watch = watch
@@ -25,7 +25,7 @@ class Gathered:
         self._is_reading = False
 
     async def give(self, given: tuple[Sequence[int], Any]) -> None:
-        """Take some results, and read them for as long as the client takes."""
+        """Take some results, and read them for the client's reading time."""
         places, result = given
         if self._is_reading:
             self._watch.fail(f"client {self._client.number} is given two things at once")
@@ -41,7 +41,7 @@ class Gathered:
             self._is_reading = False
 
     def whole(self, tokens: int) -> Any:
-        """All of it as one result; None where something is missing."""
+        """Return the whole stream as one result; None if a place is missing."""
         if sorted(self._at) != list(range(len(self._at))) or not self._at:
             return None
         each = [self._at[place] for place in range(len(self._at))]

@@ -29,7 +29,7 @@ HANDFUL = 12
 
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_event_loop() -> None:
-    """Nothing here could: there are no sockets, no threads and no time."""
+    """Do not watch for blocking calls: the simulator has no sockets, threads or real time."""
 
 
 def shown(failed: list[Report]) -> str:

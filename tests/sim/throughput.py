@@ -1,4 +1,4 @@
-"""Throughput is back when trouble is over.
+"""Recovery of throughput after trouble.
 
 A world of two phases asks for the same before and after trouble (`ClientPlan.phase`). After it, the same may take a
 tenth longer, and two forwards, for the first and the last one are not always full. Between them are the trouble and
@@ -14,11 +14,11 @@ from tests.sim.watch import Watch
 from tests.sim.world import Phase
 
 MOST = 1.1
-"""Most time that the same work may take, as a multiple of the time before."""
+"""Maximum time of the same work after trouble, as a multiple of the time before."""
 
 
 def check(watch: Watch) -> None:
-    """The second phase has taken hardly longer than the first one."""
+    """Check that the second phase took hardly longer than the first one."""
     before_s, after_s = _took_s(watch, "before"), _took_s(watch, "after")
     one_s = forward_s(watch.world, watch.world.config.batch_tokens("cpu"))
     if before_s is not None and after_s is not None and after_s > MOST * before_s + 2 * one_s + EPSILON:

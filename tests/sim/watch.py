@@ -25,10 +25,10 @@ from tests.sim.internals import EPSILON
 from tests.sim.world import SHARED_CORES, TICK_S, ClientPlan, Name, World
 
 IDLE_S = 60.0
-"""A world in which nothing has happened for so long must have nothing unsettled."""
+"""Idle seconds after which no ticket may be open."""
 
 UNATTENDED_S = 0.0025
-"""Nothing waits for longer while nothing runs."""
+"""Maximum seconds that anything waits while nothing runs."""
 
 
 class Left:
@@ -39,7 +39,7 @@ LEFT = Left()
 Outcome: TypeAlias = object | Exception | Left
 
 Scope: TypeAlias = tuple[str | None, str | None]
-"""Tenant and salt of a client, as far as they keep it apart from others."""
+"""Return a client's tenant and salt, as far as they separate it from others."""
 
 
 def payload_name(payload: Payload) -> Name:
@@ -68,7 +68,7 @@ def client_of(ticket: Ticket) -> int:
 
 
 class WatchedTicket(Ticket):
-    """A ticket that says when it settles. Stages see no difference."""
+    """A ticket that reports when it settles. Stages see no difference."""
 
     __slots__ = ("times",)
 
@@ -97,7 +97,7 @@ class WatchedTicket(Ticket):
 
 @dataclass
 class Watch:
-    """Observations of one engine. Everything that is wrong becomes a line of `violations`."""
+    """Observations of one engine. Each fault becomes a line of `violations`."""
 
     world: World
     verbose: bool = False
@@ -106,10 +106,10 @@ class Watch:
     trace: list[str] = field(default_factory=list)
     engine: Engine | None = None
     tickets: dict[int, WatchedTicket] = field(default_factory=dict)
-    """The last one of each client."""
+    """Last ticket of each client."""
     all_tickets: list[WatchedTicket] = field(default_factory=list)
     rooms: dict[int, object] = field(default_factory=dict)
-    """Everything that admission counts as inside, by identity."""
+    """Requests that admission counts as inside, by identity."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     settled_at: dict[int, float] = field(default_factory=dict)
     """Time of each client's outcome."""
@@ -139,7 +139,7 @@ class Watch:
     stopping_at: float = math.inf
     """Time of the host's first request to drain, to end or to stop."""
     drains_until: float = math.inf
-    """Until when the host gives those inside time to be done."""
+    """Time at which the host's grace for requests inside ends."""
     cancelled_at: float = math.inf
     """Time at which an error or a cancellation left the host's block."""
 
@@ -157,10 +157,10 @@ class Watch:
     open: int = 0
     """Tickets."""
     unattended_since: float = math.inf
-    """Since when tickets are open and nothing runs; infinite while that is not so."""
+    """Time since which tickets are open and nothing runs; infinite otherwise."""
     device_idle_since: float = 0.0
     most_wanted: int = 0
-    """Most tokens that have waited for the device, and were wanted."""
+    """Maximum of tokens that waited for the device and belonged to open tickets."""
     image_calls: int = 0
     """Calls that prepare images."""
     core_free_since: float = 0.0
@@ -175,7 +175,7 @@ class Watch:
         self.note("VIOLATION: {}", text)
 
     def active(self, for_s: float = 0.0) -> None:
-        """Something happens, and goes on for so long."""
+        """Note an event that lasts for some seconds."""
         self.busy_until = max(self.busy_until, self.now() + for_s)
 
     @contextlib.contextmanager
@@ -192,7 +192,7 @@ class Watch:
             self.active()
 
     def _look(self) -> None:
-        """Note whether somebody waits while nothing runs."""
+        """Check for open tickets while nothing runs."""
         now = self.now()
         if self.at_hand or not self.open:
             if now - self.unattended_since > UNATTENDED_S + self._pauses_s() + EPSILON:
@@ -226,14 +226,14 @@ class Watch:
         self._look()
 
     def settled(self, ticket: WatchedTicket) -> None:
-        """It has its outcome. If that is an answer all its items have left the device: none of its tokens is inside."""
+        """Check a ticket at its outcome. An answered one has no tokens on the device."""
         self.open -= 1
         self._look()
         if ticket.error is None and abs(tokens := internals.tokens_of(ticket)) > EPSILON:
             self.fail(f"an answered request still counts {tokens:g} tokens")
 
     def rejected(self, error: Exception, others: int) -> None:
-        """Admission says no: that takes somebody else to be inside."""
+        """Check a rejection: another request must be inside."""
         if isinstance(error, Overloaded) and not others:
             self.fail(f"an empty engine rejects: {error}")
 
@@ -247,7 +247,7 @@ class Watch:
             self.fail(f"more than {most} fetches at once")
 
     def fetch_ends(self, number: int) -> None:
-        """A fetch has ended, or was ended: with the request at the latest."""
+        """Check the end of a fetch: at the latest with its request."""
         times = self.tickets[number].times
         if times and self.now() > times[0] + EPSILON:
             self.fail(f"client {number} had its outcome, and a fetch of it ran on for {self.now() - times[0]:g} s")
@@ -386,7 +386,7 @@ class Watch:
         return self.now() >= moment - EPSILON
 
     def may_be_broken(self) -> bool:
-        """True if there is a reason for the engine to give up."""
+        """True if the engine has a reason to break."""
         return self.past(self.device_lost_at) or self.broken_at() < math.inf
 
     def broken_at(self) -> float:
@@ -426,7 +426,7 @@ class Watch:
             self.fail(f"a drain took {self.now() - began_at:g} s")
 
     def check_quiet(self) -> None:
-        """Nothing has happened for a minute of virtual time."""
+        """Check the world after a minute of virtual time without events."""
         if unsettled := [c.number for c in self.world.clients if c.number not in self.outcomes]:
             self.fail(f"idle for {IDLE_S:g} s, and clients {unsettled} still wait")
         if self.engine is not None and self.may_be_broken() and self.engine.phase is not Phase.STOPPED:
@@ -435,7 +435,7 @@ class Watch:
     # ---- when all is over ----
 
     def check_engine_ended(self) -> None:
-        """The engine's block has just been left."""
+        """Check the engine at the end of its block."""
         self.ended = True
         engine = self.engine
         if engine is None:
@@ -471,7 +471,7 @@ class Watch:
                 self.fail(f"{name} counts {busy} busy workers")
 
     def check_world_ended(self) -> None:
-        """Every task has ended."""
+        """Check the engine after the end of every task."""
         for client in self.world.clients:
             if client.number not in self.outcomes:
                 self.fail(f"client {client.number} has no outcome")

@@ -1,4 +1,4 @@
-"""A world: the settings, the requests and all that goes wrong, as one plain JSON value.
+"""A world: settings, requests and faults as one plain JSON value.
 
 Every field has a default, and a world of defaults is *plain*: one request of one short text to an engine with room for
 everything. `to_json` writes only what deviates from that, so the JSON of a world is the list of its deviations.
@@ -64,7 +64,7 @@ PLAIN: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class FetchPlan:
-    """One image that is given as a URL."""
+    """One image, given as a URL."""
 
     place: int = 0
     """Place of the image in its item."""
@@ -81,12 +81,12 @@ class ItemPlan:
     key: str | None = None
     fault: ItemFault | None = None
     images: int = 0
-    """None: a text. One: an image by itself. Several: those of a conversation."""
+    """Images of the item. None: a text. One: an image alone. Several: a conversation with images."""
     fetches: list[FetchPlan] = field(default_factory=list, metadata={"of": FetchPlan})
     parts: int = 1
-    """Into how many preprocess cuts it, where the model allows that."""
+    """Number of parts that preprocess cuts it into, if the model allows that."""
     says: Name | None = None
-    """None: what no other item says, which is its client's number and its place."""
+    """Content of the item. None: unique, made of its client's number and its place."""
 
     @property
     def lane(self) -> Lane:
@@ -214,9 +214,9 @@ class World:
     posted_late: list[Call] = field(default_factory=list, metadata={"of": Call})
     """Delays before the event loop learns of the end of a device or preprocess call."""
     lost_at_call: int | None = None
-    """At which call the device says that it cannot be trusted any more."""
+    """Number of the call at which the device raises `DeviceLost`."""
     out_of_memory_above: int | None = None
-    """Payloads of one forward."""
+    """Maximum payloads of one forward while memory is short."""
     memory_short_from: float = 0.0
     memory_short_until: float = math.inf
     """Time until which the device has no room for more than `out_of_memory_above` payloads."""
@@ -251,7 +251,7 @@ class World:
 
     @property
     def is_hostile(self) -> bool:
-        """True if anything goes wrong that requests are not the reason of."""
+        """True if the world has a fault that no request causes."""
         return bool(
             self.crashes or self.slow_preprocess or self.slow_device or self.drains or self.end != "quiet"
             or self.lost_at_call is not None or self.out_of_memory_above is not None
@@ -345,7 +345,7 @@ def from_json(given: Mapping[str, Any]) -> World:
 
 
 def read_part(of: type[Any], given: Mapping[str, Any]) -> Any:
-    """A part of a world out of its JSON."""
+    """Read a part of a world from its JSON."""
     known = {each.name: each for each in dataclasses.fields(of)}
     if unknown := given.keys() - known.keys():
         raise ValueError(f"{of.__name__} has no {', '.join(sorted(unknown))}")

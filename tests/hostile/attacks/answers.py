@@ -1,4 +1,4 @@
-"""Clients that ask for much and read little of it."""
+"""Clients that request large answers and read little of them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ UNDER_ULIMIT = Setting(
 
 
 def _scans(edge: int, count: int) -> bytes:
-    """A progressive JPEG whose second scan comes so often."""
+    """A progressive JPEG with a number of copies of its second scan."""
     file = io.BytesIO()
     Pillow.new("L", (edge, edge)).save(file, "JPEG", progressive=True)
     data = file.getvalue()

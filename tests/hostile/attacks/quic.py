@@ -35,7 +35,7 @@ class _Client:
         self.quic.connect(self._server, now=time.monotonic())
 
     def send(self) -> int:
-        """Send what there is to send, and return how many datagrams that was."""
+        """Send all waiting datagrams, and return their number."""
         sent = 0
         for data, _ in self.quic.datagrams_to_send(now=time.monotonic()):
             try:
@@ -63,7 +63,7 @@ class _Client:
 
 @attack("QUIC: handshakes that nobody finishes (F9)", QUIC)
 def unfinished_handshakes(target: Target) -> Counts:
-    """From port after port, each with a datagram of its own."""
+    """Send one datagram from each of many ports."""
     seen: Counter[str] = Counter()
     while not target.time_is_up:
         client = _Client(target)
@@ -98,7 +98,7 @@ def pings(target: Target) -> Counts:
 
 @attack("HTTP/3: streams opened and reset", QUIC)
 def resets(target: Target) -> Counts:
-    """CVE-2023-44487 is that of HTTP/2."""
+    """Reset streams rapidly, as CVE-2023-44487 does on HTTP/2."""
     head = [(b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"test"), (b":path", b"/v1/embeddings")]
     head.append((b"authorization", f"Bearer {ATTACKER_KEY}".encode()))
 

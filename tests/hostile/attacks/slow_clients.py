@@ -10,7 +10,7 @@ from contextlib import suppress
 from tests.hostile.attack import ELSEWHERE, Counts, Target, attack
 
 CONNECTIONS = 250
-"""More than the server may have."""
+"""Number of connections, above the server's limit."""
 LARGE = 31 * 2**20
 """Bytes of a body just within the limit."""
 DROPS_S = 0.5

@@ -1,1 +1,1 @@
-"""Connections of HTTP/1.1 in virtual time: the real door, application and engine behind a transport that is made up."""
+"""Connections of HTTP/1.1 in virtual time: the real server, application and engine behind a simulated transport."""

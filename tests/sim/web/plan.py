@@ -20,16 +20,16 @@ REST_BYTES = 10**9
 
 @dataclass(slots=True)
 class Piece:
-    """Some bytes of a request, and how long after the last ones they come."""
+    """Some bytes of a request, and the seconds between them and the piece before."""
 
     size: int = REST_BYTES
-    """Bytes; those that the request has not are not sent."""
+    """Number of bytes; a count beyond the request's end sends the rest."""
     after_s: float = 0.0
 
 
 @dataclass(slots=True)
 class RequestPlan:
-    """One request: sent in pieces. Where these do not hold all of it, it never becomes whole."""
+    """One request, sent in pieces. If they do not cover it, it stays incomplete."""
 
     kind: Kind = "embed"
     text: str = "a"
@@ -39,7 +39,7 @@ class RequestPlan:
 
     @property
     def data(self) -> bytes:
-        """All of it."""
+        """All bytes of the request."""
         match self.kind:
             case "alive":
                 return b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -67,12 +67,12 @@ class RequestPlan:
 
     @property
     def is_whole(self) -> bool:
-        """All of it is sent."""
+        """True if the pieces cover the request."""
         return sum(piece.size for piece in self.pieces) >= len(self.data)
 
     @property
     def ends_connection(self) -> bool:
-        """Nothing is answered behind it."""
+        """True if the server answers no request after it."""
         return self.kind in ("close", "old", "malformed")
 
     @property
@@ -82,7 +82,7 @@ class RequestPlan:
 
     @property
     def texts(self) -> int:
-        """For the device."""
+        """Tokens of the request for the device."""
         return {"embed": 1, "chunked": 1, "close": 1, "many": 20}.get(self.kind, 0)
 
 
@@ -111,7 +111,7 @@ class WebWorld:
     connections: list[ConnectionPlan] = field(default_factory=list, metadata={"of": ConnectionPlan})
     device_s: float = 0.0
     kernel_bytes: int = 2**16
-    """That the kernel takes of what a client does not read."""
+    """Size of the kernel's buffer for bytes that a client does not read."""
     looks: bool = True
     """Arriving bytes are looked at within the call that receives them, as on asyncio; else as on trio."""
     keep_alive_s: float = 1.0
@@ -119,7 +119,7 @@ class WebWorld:
     body_timeout_s: float = 1.0
     write_timeout_s: float = 1.0
     ends_at: float | None = None
-    """Time at which the server begins to leave."""
+    """Time at which the server's shutdown begins."""
 
 
 def from_json(given: Mapping[str, Any]) -> WebWorld:

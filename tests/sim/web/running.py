@@ -1,4 +1,4 @@
-"""One world of connections: what each client must be answered, and by when."""
+"""Run of one world of connections, with the expected answers and their deadlines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Client:
         self.violations.append(f"connection {self.number}: {text} (at {self.now() * 1000:.0f} ms)")
 
     async def write(self) -> None:
-        """Send everything, and then leave, or not."""
+        """Send every request, then act as planned."""
         for plan in self.plan.requests:
             while not plan.is_ahead and self.answers < len(self.sent) and not self.wire.is_closed and self.plan.reads:
                 await self.answered.wait()
@@ -222,7 +222,7 @@ async def _connect(client: Client, service: Service) -> None:
 
 
 def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
-    """The server's own application and limits, and connections that are made up."""
+    """Build the real server with its limits, on simulated connections."""
     config = ServerConfig(
         keep_alive_s=world.keep_alive_s,
         head_timeout_s=world.head_timeout_s,
@@ -273,7 +273,7 @@ def _check(world: WebWorld, client: Client) -> None:
 
 
 def _check_answers(world: WebWorld, client: Client, bound_s: float, ends_at: float) -> None:
-    """A request that came too late for a limit may find the connection closed: not if it was received, all the same."""
+    """Check a client's answers. Behind a timeout, only received requests must be answered."""
     ready_at = client.plan.arrives_at
     for number, sent in enumerate(client.sent):
         in_time = (
@@ -332,5 +332,5 @@ def run_web_json(given: Any, backend: Backend) -> Report:
 
 
 def run_web_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], Counter[str]]:
-    """As `tests.sim.running.run_block`."""
+    """Run a block of seeds, as `tests.sim.running.run_block` does."""
     return run_block(block, run_web_seed)

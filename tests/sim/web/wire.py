@@ -46,7 +46,7 @@ class Wire:
     # The client's end
 
     def deliver(self, data: bytes) -> None:
-        """Bytes of the client reach the server."""
+        """Deliver bytes of the client to the server."""
         if self.is_closed:
             return
         if not self.arrived and self.look is not None and self.look(data):
@@ -56,7 +56,7 @@ class Wire:
         self.move()
 
     def end(self, *, by_reset: bool) -> None:
-        """The client closes its side, or resets."""
+        """Close the client's side, or reset the connection."""
         self.is_ended = True
         self.is_reset = by_reset
         if by_reset:
@@ -86,7 +86,7 @@ class Wire:
         return self.is_closed or self.is_reset
 
     def put(self, data: bytes | memoryview) -> None:
-        """Send: what the kernel does not take waits."""
+        """Send bytes; those beyond the kernel's buffer wait."""
         self.unsent += data
         self._fill()
         self.move()
@@ -102,7 +102,7 @@ class Wire:
         self.move()
 
     def move(self) -> None:
-        """Something has changed."""
+        """Wake the tasks that wait for a change."""
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
 
