@@ -197,6 +197,7 @@ class EngineConfig:
         group="Limits",
         low=1,
         shared=True,
+        basic=True,
         more="More let short inputs overtake slow ones, until the threads take cores away from the device.",
     )
     image_preprocess_limit: int | None = setting(
