@@ -27,7 +27,7 @@ async def test_a_channel_ends_with_the_last_of_its_senders() -> None:
     channel.receiver.close()
 
 
-async def test_closing_an_receiver_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
+async def test_closing_a_receiver_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
     channel = Channel[int]("behind", 2)
     sent, refused = list[int](), list[int]()
 

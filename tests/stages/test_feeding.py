@@ -1,9 +1,9 @@
-"""Feeders: images that are URLs are fetched, and what does not fit into preprocess waits, in tasks of parse."""
+"""Feeding: images that are URLs are fetched, and inputs wait for room in preprocess, in tasks of parse."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -14,6 +14,7 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
+from staged_pool.stages.channel import Channel
 from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -25,12 +26,119 @@ from staged_pool.stages.errors import (
     UnusableMedia,
     UrlNotAllowed,
 )
+from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.doubles import Gate, LetterModel, acting_channels, expected, until
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Request
+from tests.doubles import Gate, LetterModel, NoLoad, acting_channels, expected, until
 from tests.runtime.seeing import Host, SeeingModel, ask, at, completer, engine_on, image, waiting_to_be_fed
 
 pytestmark = pytest.mark.anyio
+
+
+# The queue alone
+
+
+class Limited(NoLoad):
+    """A load that permits a number of inputs."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def may_feed(self, lane: Hashable, inputs: int) -> bool:
+        return inputs <= self.left
+
+    def fed(self, lane: Hashable, inputs: int) -> None:
+        self.left -= inputs
+
+
+def a_request(load: NoLoad | None = None, tenant: str | None = None) -> Ticket:
+    return Ticket(Request, lambda result: result, load or NoLoad(), tenant=tenant)
+
+
+@contextmanager
+def a_queue(capacity: int) -> Iterator[tuple[FeedQueue[str], Channel[Sequence[Item[str]]]]]:
+    """A queue that feeds lists of two inputs, and its channel."""
+    channel = Channel[Sequence[Item[str]]]("preprocess", capacity, len)
+    feed = FeedQueue("text", channel.sender, chunk_items=2, clock=lambda: 0.0)
+    yield feed, channel
+    feed.close()
+    with suppress(anyio.ClosedResourceError):  # a test may have closed it
+        channel.receiver.close()
+
+
+def inputs_of(letters: str) -> list[tuple[int, str]]:
+    return list(enumerate(letters))
+
+
+def fed_to(channel: Channel[Sequence[Item[str]]]) -> list[str]:
+    """Take the lists that are in the channel."""
+    lists = iter(channel.receiver.receive_waiting, None)
+    return ["".join(item.payload for item in items) for items in lists if items is not None]
+
+
+def test_inputs_are_fed_in_lists_while_there_is_room() -> None:
+    with a_queue(capacity=5) as (feed, channel):
+        assert feed.feed_nowait(a_request(), inputs_of("abcdefg")) == [(4, "e"), (5, "f"), (6, "g")]
+        assert fed_to(channel) == ["ab", "cd"]
+
+
+def test_inputs_are_fed_while_the_load_permits_it() -> None:
+    with a_queue(capacity=100) as (feed, channel):
+        assert feed.feed_nowait(a_request(Limited(3)), inputs_of("abcd")) == [(2, "c"), (3, "d")]
+        assert fed_to(channel) == ["ab"]
+
+
+async def test_a_single_text_goes_before_the_next_list_of_a_large_request() -> None:
+    found: list[str] = []
+    with a_queue(capacity=2) as (feed, channel):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.feed, a_request(tenant="large"), inputs_of("abcdefgh"))
+            await until(lambda: len(feed._queue) == 1)
+            tasks.start_soon(feed.feed, a_request(tenant="small"), inputs_of("x"))
+            await until(lambda: len(feed._queue) == 2)
+            for _ in range(9):
+                found += fed_to(channel)
+                await anyio.wait_all_tasks_blocked()
+    assert sorted(found) == ["ab", "cd", "ef", "gh", "x"]
+    assert found.index("x") <= 2
+
+
+async def test_lists_that_wait_fail_when_preprocess_has_ended() -> None:
+    failed: list[str] = []
+    with a_queue(capacity=2) as (feed, channel):
+
+        async def caller(name: str) -> None:
+            try:
+                await feed.feed(a_request(), inputs_of("abcd"))
+            except anyio.BrokenResourceError:
+                failed.append(name)
+
+        async with anyio.create_task_group() as tasks:
+            for name in ("first", "second"):
+                tasks.start_soon(caller, name)
+            await until(lambda: len(feed._queue) == 2)
+            channel.receiver.close()
+            feed.grant()
+        assert not feed._queue
+    assert sorted(failed) == ["first", "second"]
+
+
+async def test_a_fetch_waits_until_one_more_input_may_be_fed() -> None:
+    load = Limited(0)
+    with a_queue(capacity=2) as (feed, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed.wait_for_room, a_request(load))
+            await until(lambda: len(feed._for_room) == 1)
+            feed.grant()
+            assert len(feed._for_room) == 1
+            load.left = 1
+            feed.grant()
+        assert not feed._for_room
+
+
+# On an engine
 
 
 def unavailable() -> Image:
