@@ -112,7 +112,7 @@ def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
     counted = engine._admission.in_flight
     inside: defaultdict[str, float] = defaultdict(float)
     for room in rooms.values():
-        priority = room.of.priority
+        priority = room.request_class.priority
         inside["requests"] += 1
         inside["items"] += room.items
         inside["bytes"] += room.body_bytes
@@ -126,7 +126,7 @@ def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
         **dict(zip(LIMITS, counted.total.limited, strict=True)),
         "tenants": sum(map(len, counted.tenants.values())),
     }
-    classes: set[RequestClass] = {room.of for room in rooms.values()}
+    classes: set[RequestClass] = {room.request_class for room in rooms.values()}
     inside["tenants"] = len(classes)
     for lane, unprepared in counted.unprepared.items():
         totals[f"unprepared inputs of the {lane} lane"] = unprepared
