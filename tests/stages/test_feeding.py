@@ -75,7 +75,7 @@ def inputs_of(letters: str) -> list[tuple[int, str]]:
 def fed_to(channel: Channel[Sequence[Item[str]]]) -> list[str]:
     """Take the lists that are in the channel."""
     lists = iter(channel.receiver.receive_waiting, None)
-    return ["".join(item.payload for item in items) for items in lists if items is not None]
+    return ["".join(item.payload for item in items) for items in lists]
 
 
 def test_inputs_are_fed_in_lists_while_there_is_room() -> None:

@@ -411,7 +411,7 @@ def test_nobody_takes_up_a_limit_alone(request_class: RequestClass, limit: str) 
     each = {"max_requests": 1, "max_items": 1, "max_tokens": 1000, "max_bytes": 4000}
     limits: dict[str, Any] = {limit: 16 * each[limit]}
     admission = admission_of(**limits)
-    with pytest.raises(Overloaded, match="its part"):
+    with pytest.raises(Overloaded, match="has reached its share of the server's limit"):
         a_backlog(admission, 100, request_class)
     assert admission.statistics().requests == 14
     assert admission.statistics().refused == {"part": 1}
