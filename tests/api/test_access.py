@@ -221,10 +221,10 @@ def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "ä", "a\n", "x" * 5000])
 def test_a_key_that_no_client_can_send_is_rejected_at_start_and_not_printed(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"number 2") as refused:
+    with pytest.raises(ConfigError, match=r"number 2") as rejected:
         ServerConfig(api_keys=(KEY, key))
-    assert KEY not in str(refused.value)
-    assert not key.strip() or key not in str(refused.value)
+    assert KEY not in str(rejected.value)
+    assert not key.strip() or key not in str(rejected.value)
 
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read() -> None:
         answer = await client.post(
             "/v1/embeddings", json={"input": "a"}, headers=WITH_KEY | {"origin": "https://page.example"}
         )
-        refused = await client.post("/v1/embeddings", json={}, headers={"origin": "https://page.example"})
+        rejected = await client.post("/v1/embeddings", json={}, headers={"origin": "https://page.example"})
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "https://page.example"
     assert "x-stainless-lang" in allowed.headers["access-control-allow-headers"]
-    assert (answer.status_code, refused.status_code) == (200, 401)
-    for response in (answer, refused):
+    assert (answer.status_code, rejected.status_code) == (200, 401)
+    for response in (answer, rejected):
         assert response.headers["access-control-allow-origin"] == "https://page.example"
         assert "access-control-allow-credentials" not in response.headers
         assert response.headers["vary"] == "Origin"
@@ -273,10 +273,10 @@ async def test_a_page_of_an_allowed_origin_may_ask_and_read() -> None:
 
 async def test_a_page_of_another_origin_may_not() -> None:
     async with guarded(cors_origins=("https://page.example",)) as client:
-        refused = await client.options("/v1/embeddings", headers=PREFLIGHT | {"origin": "https://page.example.org"})
+        rejected = await client.options("/v1/embeddings", headers=PREFLIGHT | {"origin": "https://page.example.org"})
         answer = await client.get("/health", headers={"origin": "https://other.example"})
-    assert refused.status_code == 400
-    for response in (refused, answer):
+    assert rejected.status_code == 400
+    for response in (rejected, answer):
         assert "access-control-allow-origin" not in response.headers
 
 

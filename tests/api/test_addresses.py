@@ -199,10 +199,10 @@ async def test_a_path_names_the_model_for_clients_that_cannot() -> None:
 @pytest.mark.parametrize("outputs", [*((output,) for output in Output if output != Output.LABELS), BGE_M3])
 async def test_a_rejection_says_what_a_model_of_each_kind_can_do(outputs: tuple[Output, ...]) -> None:
     async with several(LetterModel(replace(CARD, outputs=outputs, scoring=None))) as client:
-        refused = await client.post("/predict", json={"inputs": "a"})
+        rejected = await client.post("/predict", json={"inputs": "a"})
     told = ", ".join(dict.fromkeys(TASKS[output] for output in outputs))
-    assert refused.status_code == 404
-    assert refused.json()["error"] == f"No served model gives labels; served: letters ({told})"
+    assert rejected.status_code == 404
+    assert rejected.json()["error"] == f"No served model gives labels; served: letters ({told})"
 
 
 @pytest.mark.anyio

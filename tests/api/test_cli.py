@@ -347,8 +347,8 @@ def test_keys_of_a_file_are_asked_for_and_do_not_come_out(
     processes.append(server)
     server.wait_until_it_listens()
     server.wait_until_ready()
-    status, refused = server.get("/v1/embeddings", {"input": "a"})
-    assert (status, refused["error"]["type"]) == (401, "AuthenticationError")
+    status, rejected = server.get("/v1/embeddings", {"input": "a"})
+    assert (status, rejected["error"]["type"]) == (401, "AuthenticationError")
     assert server.end() == 0
     assert "very-secret" not in (tmp_path / "log").read_text()
 

@@ -277,12 +277,12 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
                 await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert await client.ends(5) == {5: "503"}
             async with served.client() as other:
-                refused = await other.get("/v1/models")
+                rejected = await other.get("/v1/models")
                 assert (await other.get("/health")).status_code == 200
             gate.open()
             assert await client.ends(1, 3) == {1: "200", 3: "200"}
         await served.assert_alive()
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (rejected.status_code, rejected.headers["retry-after"]) == (503, "1")
 
 
 async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.MonkeyPatch) -> None:

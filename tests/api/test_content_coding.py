@@ -60,10 +60,10 @@ async def test_a_body_that_is_damaged_cut_short_or_followed_by_more_is_rejected(
 ) -> None:
     packed = pack(b"A man is eating food." * 10_000)
     for wrong in (packed[:-1], packed[: len(packed) // 2], packed + b"x", b"{}", packed[:1], packed[9:]):
-        with pytest.raises(HttpError) as refused:
+        with pytest.raises(HttpError) as rejected:
             await unpack(wrong, coding, lambda count: None, ServerState())
-        assert refused.value.problem.status == 400
-        assert coding.decode() in refused.value.problem.message
+        assert rejected.value.problem.status == 400
+        assert coding.decode() in rejected.value.problem.message
 
 
 async def test_a_body_of_more_members_than_have_a_reason_is_rejected() -> None:
@@ -93,9 +93,9 @@ async def test_codings_are_known_by_their_names(given: list[str], coding: bytes 
 
 @pytest.mark.parametrize("given", [["br"], ["zstd"], ["gzip", "gzip"], ["gzip, deflate"], ["gzip;q=1"]])
 async def test_a_coding_that_is_not_undone_is_rejected_with_those_that_are(given: list[str]) -> None:
-    with pytest.raises(HttpError) as refused:
+    with pytest.raises(HttpError) as rejected:
         coding_of([(b"content-encoding", value.encode()) for value in given])
-    problem = refused.value.problem
+    problem = rejected.value.problem
     assert problem.status == 415
     assert "gzip and deflate" in problem.message
     assert ", ".join(given) in problem.message

@@ -192,7 +192,7 @@ async def test_it_gives_the_same_rejection_as_the_usual_way_and_the_connection_g
                 answers.append(await read_answer(stream))
             await stream.send(get("/health"))
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 200")
-        refused = served.engine.statistics().admission.refused
+        rejected = served.engine.statistics().admission.refused
     heads = []
     for answer in answers:
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -204,7 +204,7 @@ async def test_it_gives_the_same_rejection_as_the_usual_way_and_the_connection_g
         assert named.pop(b"date").endswith(b"GMT")
         heads.append((named, body))
     assert all(head == heads[0] for head in heads)
-    assert refused == {"requests": 4}
+    assert rejected == {"requests": 4}
 
 
 @pytest.mark.anyio
@@ -410,8 +410,8 @@ async def test_a_rejection_of_bulk_work_is_not_one_of_interactive_work() -> None
     requests = [post(b'{"input":"a"}', f"x-priority: {priority}") for priority in Priority] * 2
     async with overloaded() as served, await served.connect() as stream:
         await refused_ids(stream, *requests)
-        refused = served.engine.statistics().admission.refused
-        assert sum(refused.values()) == 4
+        rejected = served.engine.statistics().admission.refused
+        assert sum(rejected.values()) == 4
 
 
 def test_heads_that_are_known_are_not_more_than_a_few() -> None:

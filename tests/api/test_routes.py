@@ -414,7 +414,7 @@ async def test_under_overload_every_task_is_rejected_before_its_body_is_read(rou
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")
             await gate.arrived()
-            assert decide(route) is None, "nobody was refused so far"
+            assert decide(route) is None, "nobody was rejected so far"
             transport = httpx.ASGITransport(application)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.post(route, json=BODIES[route][1])).status_code == 429

@@ -443,9 +443,9 @@ async def test_row_40_a_real_model_rejects_or_cuts_a_million_characters_and_take
     async with serving(engine=installed_or(tiny_folder)) as served, served.client() as client:
         most = served.engine.card.max_tokens
         million = {"input": "word " * 200_000}
-        refused = await client.post("/v1/embeddings", json=million)
-        assert refused.status_code == 400
-        assert f"maximum context length is {most} tokens" in refused.json()["error"]["message"]
+        rejected = await client.post("/v1/embeddings", json=million)
+        assert rejected.status_code == 400
+        assert f"maximum context length is {most} tokens" in rejected.json()["error"]["message"]
         for side in ("left", "right"):
             settings = {"truncate_prompt_tokens": -1, "truncation_side": side}
             cut = await client.post("/v1/embeddings", json=million | settings)

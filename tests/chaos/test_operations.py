@@ -209,8 +209,8 @@ async def test_row_53_a_burst_beyond_the_limit_is_rejected_with_the_time_to_come
             await until(lambda: len(asking.answers) == sent - allowed)  # the rejected ones do not wait for the others
             gate.open()
         assert Counter(asking.statuses().values()) == {200: allowed, 429: sent - allowed}
-        refused = [answer for answer in asking.answers.values() if answer.status_code == 429]
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        rejected = [answer for answer in asking.answers.values() if answer.status_code == 429]
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in rejected)
         assert len(fire.seen) == allowed
         await fire.assert_unharmed()
 

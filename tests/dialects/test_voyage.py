@@ -80,8 +80,8 @@ def test_truncation_says_whether_a_long_text_is_cut(serve: Serve) -> None:
     assert said["error"]["index"] == 1
     ranker = serve(RANKER)
     assert answer(ranker, "/v1/rerank", query="a", documents=[LONG], truncation=True)["usage"]["total_tokens"]
-    refused = rejection(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
-    assert "set truncation" in refused["detail"]
+    rejected = rejection(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
+    assert "set truncation" in rejected["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/multimodalembeddings"])

@@ -79,7 +79,7 @@ def parts(tokenizer: TextTokenizer, source: TextInput, **given: Any) -> Sequence
 
 
 def rejection(tokenizer: TextTokenizer, source: TextInput | PairInput, **given: Any) -> InvalidInput:
-    refused = tokenizer.preprocess([ModelInput(source, DENSE_ONLY, **given)])[0]
-    assert isinstance(refused, InvalidInput), refused
-    assert refused.index is None
-    return refused
+    rejected = tokenizer.preprocess([ModelInput(source, DENSE_ONLY, **given)])[0]
+    assert isinstance(rejected, InvalidInput), rejected
+    assert rejected.index is None
+    return rejected

@@ -33,9 +33,9 @@ def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
 
 
 def rejection(folder: Path) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load_model(EngineConfig(model=str(folder), torch_threads=1))
-    message = str(refused.value)
+    message = str(rejected.value)
     assert "\n" not in message
     return message.replace(f"{folder}/", "").replace(str(folder), "FOLDER")
 

@@ -37,9 +37,9 @@ def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Copy:
 
 
 def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load_model(EngineConfig(model=str(folder), torch_threads=1, **settings))
-    message = str(refused.value)
+    message = str(rejected.value)
     assert "\n" not in message
     return message.replace(f"{folder}/", "").replace(str(folder), "FOLDER")
 

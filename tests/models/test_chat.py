@@ -110,14 +110,14 @@ def test_many_threads_render_at_once(both: tuple[Any, Any]) -> None:
 def test_a_conversation_that_cannot_be_used_is_rejected_in_words(
     chat: Chat, param: str, message: str, both: tuple[Any, Any]
 ) -> None:
-    refused = rejection(both[0], TextInput(chat))
-    assert (str(refused), refused.param) == (message, param)
-    assert refused.__cause__ is None
+    rejected = rejection(both[0], TextInput(chat))
+    assert (str(rejected), rejected.param) == (message, param)
+    assert rejected.__cause__ is None
 
 
 def test_a_model_without_a_chat_template_takes_no_messages(tiny_folder: TinyFolder) -> None:
     source, _ = load("bert-mean", tiny_folder)
     assert source.chat_template is None
-    refused = rejection(reader(source), TextInput(Chat(MESSAGES)))
-    assert "no chat template" in str(refused)
-    assert refused.param == "messages"
+    rejected = rejection(reader(source), TextInput(Chat(MESSAGES)))
+    assert "no chat template" in str(rejected)
+    assert rejected.param == "messages"

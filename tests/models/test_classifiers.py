@@ -300,9 +300,9 @@ def change(folder: Path, **fields: object) -> None:
 
 
 def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load_model(EngineConfig(model=str(folder), **settings))
-    return str(refused.value)
+    return str(rejected.value)
 
 
 @pytest.mark.parametrize("name", ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight"])

@@ -184,9 +184,9 @@ def test_an_empty_text_without_special_tokens_is_rejected(tmp_path: Path) -> Non
     folder = tiny.build("qwen3-embed-right", tmp_path / "model")
     edit_json(folder / "tokenizer.json", post_processor=None)
     model = load_model(EngineConfig(model=str(folder)))
-    (refused,) = model.preprocess([ModelInput(TextInput("", MODEL_MAX), DENSE_ONLY)])
-    assert isinstance(refused, InvalidInput)
-    assert "no tokens" in str(refused)
+    (rejected,) = model.preprocess([ModelInput(TextInput("", MODEL_MAX), DENSE_ONLY)])
+    assert isinstance(rejected, InvalidInput)
+    assert "no tokens" in str(rejected)
 
 
 @pytest.mark.parametrize("kind", ["bert-mean", "roberta-mean"])

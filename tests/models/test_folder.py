@@ -25,9 +25,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rejection(folder: Path) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         read_folder(folder)
-    return str(refused.value)
+    return str(rejected.value)
 
 
 def dense(read: ModelFolder) -> DenseSpec:

@@ -108,9 +108,9 @@ async def test_a_text_finds_images(clip: Engine) -> None:
 
 async def test_what_is_wrong_with_an_image_is_said_of_its_place(clip: Engine) -> None:
     bad = Image(IMAGES[0].source[:400])
-    with pytest.raises(UnusableMedia) as refused:
+    with pytest.raises(UnusableMedia) as rejected:
         await ask(clip, EmbedRequest(inputs=(TextInput(TEXTS[0]), IMAGES[0], bad)))
-    assert (refused.value.param, refused.value.index) == ("input", 2)
+    assert (rejected.value.param, rejected.value.index) == ("input", 2)
     found = await ask(clip, EmbedRequest(inputs=(IMAGES[0],)))
     assert isinstance(found, EmbedResult)
 
@@ -125,9 +125,9 @@ async def test_what_is_wrong_with_an_image_that_is_compared_names_the_field_that
         (("a text",), (IMAGES[0], Image("http://example.com/cat.png")), ("documents", 1)),
     ]
     for queries, documents, place in cases:
-        with pytest.raises(InvalidInput) as refused:
+        with pytest.raises(InvalidInput) as rejected:
             await ask(clip, ScoreRequest(queries=queries, documents=documents))
-        assert (refused.value.param, refused.value.index) == place
+        assert (rejected.value.param, rejected.value.index) == place
 
 
 async def test_images_are_classified(labels_folder: Path) -> None:

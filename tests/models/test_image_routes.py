@@ -178,13 +178,13 @@ async def test_a_page_may_come_with_the_words_that_go_around_it(alone: httpx.Asy
             assert len(pooled["data"][0]["data"]) == len(page["data"][0]["data"])
             assert pooled["data"][0]["data"][0] == pytest.approx(page["data"][0]["data"][0], abs=1e-5)
     for said in ("red colour", f"{WORDS} Briefly.", "Describe"):
-        status, refused = await ask("/score", queries="a", documents=[pages[0], {"content": [part(CAT), text(said)]}])
+        status, rejected = await ask("/score", queries="a", documents=[pages[0], {"content": [part(CAT), text(said)]}])
         assert status == 400
-        assert (refused["error"]["param"], refused["error"]["index"]) == ("documents", 1)
-        assert f"'{WORDS}'" in refused["error"]["message"]
-        assert said not in refused["error"]["message"].replace(WORDS, "")
-    status, refused = await ask("/score", queries="a", documents=[{"content": [part(CAT), part(DOG)]}])
-    assert status == 400, refused
+        assert (rejected["error"]["param"], rejected["error"]["index"]) == ("documents", 1)
+        assert f"'{WORDS}'" in rejected["error"]["message"]
+        assert said not in rejected["error"]["message"].replace(WORDS, "")
+    status, rejected = await ask("/score", queries="a", documents=[{"content": [part(CAT), part(DOG)]}])
+    assert status == 400, rejected
 
 
 @pytest.mark.parametrize("folder", ["clip", "siglip", "colpali"], indirect=True)

@@ -34,9 +34,9 @@ def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
 
 
 def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load_model(EngineConfig(model=str(folder), **settings))
-    return str(refused.value)
+    return str(rejected.value)
 
 
 def change(file: Path, **fields: object) -> None:

@@ -176,9 +176,9 @@ def test_an_instruction_needs_a_place(tiny_folder: TinyFolder) -> None:
         ours(tiny_folder, PairTemplate(text="{query} {document}")),
         ours(tiny_folder, PairTemplate(), chat_template=without),
     ):
-        refused = rejection(tokenizer, pair)
-        assert "takes no instruction" in str(refused)
-        assert refused.param == "instruction"
+        rejected = rejection(tokenizer, pair)
+        assert "takes no instruction" in str(rejected)
+        assert rejected.param == "instruction"
 
 
 def test_a_pair_that_is_too_long_is_rejected_in_words(tiny_folder: TinyFolder) -> None:

@@ -157,10 +157,10 @@ def test_texts_and_pairs_of_one_call_keep_their_order(tiny_folder: TinyFolder) -
 def test_a_pair_that_cannot_be_used_is_rejected_in_words(
     pair: PairInput, param: str, message: str, tiny_folder: TinyFolder
 ) -> None:
-    refused = rejection(reader(load("ce-bert-1label", tiny_folder)[0], max_tokens=12), pair)
-    assert refused.param == param
-    with pytest.raises(type(refused), match=message):
-        raise refused
+    rejected = rejection(reader(load("ce-bert-1label", tiny_folder)[0], max_tokens=12), pair)
+    assert rejected.param == param
+    with pytest.raises(type(rejected), match=message):
+        raise rejected
 
 
 @pytest.mark.parametrize(

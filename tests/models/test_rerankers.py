@@ -154,9 +154,9 @@ def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any
 
 
 def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load_model(EngineConfig(model=str(folder), **settings))
-    return str(refused.value)
+    return str(rejected.value)
 
 
 FAMILIES: list[tuple[str, str, str]] = [

@@ -31,9 +31,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rejection(model: str | None, *, revision: str | None = None) -> str:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         resolve(model, revision=revision, offline=True)
-    return str(refused.value)
+    return str(rejected.value)
 
 
 def store(cache: Path, *names: str) -> Path:
@@ -175,9 +175,9 @@ def test_what_a_repository_has_instead_of_weights_is_named(
 
     monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", lambda *_, **__: str(tmp_path))
     monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.HfApi", Listing)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         resolve("org/tiny")
-    found = str(refused.value)
+    found = str(rejected.value)
     assert found.startswith(f"model='org/tiny': the repository has no supported weights: {message}")
 
 

@@ -202,8 +202,8 @@ def test_what_fits_or_is_cut_is_not_split(tiny_folder: TinyFolder) -> None:
 def test_a_text_is_split_into_at_most_1024_parts(tiny_folder: TinyFolder) -> None:
     ours = reader(load("bert-mean", tiny_folder)[0], max_tokens=5)
     assert len(parts(ours, TextInput("x " * 3 * 1024))) == 1024
-    refused = rejection(ours, TextInput("x " * (3 * 1024 + 1)), may_split=True)
-    assert "more than 1024 parts" in str(refused)
-    refused = rejection(ours, TextInput("x " * 9), may_split=True, prompt="a b c ")
-    assert "leaves no room" in str(refused)
-    assert isinstance(refused, InvalidInput)
+    rejected = rejection(ours, TextInput("x " * (3 * 1024 + 1)), may_split=True)
+    assert "more than 1024 parts" in str(rejected)
+    rejected = rejection(ours, TextInput("x " * 9), may_split=True, prompt="a b c ")
+    assert "leaves no room" in str(rejected)
+    assert isinstance(rejected, InvalidInput)

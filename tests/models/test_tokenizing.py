@@ -147,9 +147,9 @@ def test_no_inputs_give_no_outputs(small: TextTokenizer) -> None:
 def test_an_input_that_cannot_be_used_is_rejected_in_words(
     given: TextInput, param: str, message: str, small: TextTokenizer
 ) -> None:
-    refused = rejection(small, given)
-    assert str(refused) == message
-    assert refused.param == param
+    rejected = rejection(small, given)
+    assert str(rejected) == message
+    assert rejected.param == param
 
 
 def test_half_a_surrogate_pair_cannot_be_tokenized(small: TextTokenizer) -> None:

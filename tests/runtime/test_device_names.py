@@ -39,6 +39,6 @@ def test_devices_are_named_one_by_one(device: str, names: tuple[str, ...]) -> No
     ],
 )  # fmt: skip
 def test_a_text_that_names_no_devices_is_rejected_by_its_place(device: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         EngineConfig(device=device)
-    assert str(refused.value) == message
+    assert str(rejected.value) == message

@@ -32,15 +32,15 @@ def request(**fields: Any) -> ScoreRequest:
     ],
 )
 def test_a_request_that_cannot_be_scored_says_why(fields: dict[str, Any], param: str, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message) as refused:
+    with pytest.raises(InvalidInput, match=message) as rejected:
         plan(request(**fields), CARD)
-    assert refused.value.param == param
+    assert rejected.value.param == param
 
 
 def test_which_query_is_empty_is_said() -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInput) as rejected:
         plan(request(queries=("a", "")), CARD)
-    assert refused.value.index == 1
+    assert rejected.value.index == 1
 
 
 def test_an_empty_document_is_a_document() -> None:

@@ -29,13 +29,13 @@ async def test_a_channel_ends_with_the_last_of_its_senders() -> None:
 
 async def test_closing_a_receiver_returns_what_nobody_took_and_tells_those_who_wait_for_room() -> None:
     channel = Channel[int]("behind", 2)
-    sent, refused = list[int](), list[int]()
+    sent, rejected = list[int](), list[int]()
 
     async def send(number: int) -> None:
         try:
             await channel.sender.send(number)
         except anyio.BrokenResourceError:
-            refused.append(number)
+            rejected.append(number)
         else:
             sent.append(number)
 
@@ -44,7 +44,7 @@ async def test_closing_a_receiver_returns_what_nobody_took_and_tells_those_who_w
             tasks.start_soon(send, number)
         await until(lambda: channel.waiting == 4)
         assert channel.receiver.close() == sent
-    assert len(sent) == len(refused) == 2
+    assert len(sent) == len(rejected) == 2
     assert channel.waiting == 0
     channel.sender.close()
     gc.collect()

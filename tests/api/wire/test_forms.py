@@ -216,8 +216,8 @@ def test_a_form_with_some_bytes_replaced_is_a_request_or_invalid_input(data: st.
     try:
         read(body)
     except InvalidInput as error:
-        refused = error
-        assert len(str(refused)) < 300
+        rejected = error
+        assert len(str(rejected)) < 300
 
 
 def test_json_in_a_form_is_what_its_fields_say() -> None:

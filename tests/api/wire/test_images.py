@@ -335,8 +335,8 @@ def test_any_text_is_an_image_or_rejected(text: str) -> None:
         try:
             image = read_image(text, "a[0].b", 0, bare=bare)
         except InvalidInput as error:
-            refused = error
-            assert refused.param == "a"
+            rejected = error
+            assert rejected.param == "a"
             continue
         if isinstance(image.source, bytes) and "base64," in text and "%" not in text:
             written = "".join(text.rpartition(",")[2].split()).rstrip("=")

@@ -98,10 +98,10 @@ def test_every_format_of_the_list_is_read(format: str) -> None:
     ],
 )
 def test_another_format_is_rejected_by_its_name_and_never_opened(data: bytes, name: str) -> None:
-    refused = rejection(data)
-    assert type(refused) is UnsupportedMedia
-    assert f"in the format {name}:" in str(refused)
-    assert "JPEG, PNG, WebP, GIF or BMP" in str(refused)
+    rejected = rejection(data)
+    assert type(rejected) is UnsupportedMedia
+    assert f"in the format {name}:" in str(rejected)
+    assert "JPEG, PNG, WebP, GIF or BMP" in str(rejected)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_another_format_is_rejected_by_its_name_and_never_opened(data: bytes, na
     ],
 )
 def test_anything_but_an_image_is_rejected_and_not_repeated(data: bytes) -> None:
-    refused = rejection(data)
-    assert type(refused) is UnsupportedMedia
-    assert str(refused).startswith("The image is in no known format")
-    assert "secret" not in str(refused)
+    rejected = rejection(data)
+    assert type(rejected) is UnsupportedMedia
+    assert str(rejected).startswith("The image is in no known format")
+    assert "secret" not in str(rejected)
 
 
 def test_an_image_of_no_bytes_is_rejected() -> None:
-    refused = rejection(b"")
-    assert type(refused) is UnusableMedia
-    assert "0 bytes" in str(refused)
+    rejected = rejection(b"")
+    assert type(rejected) is UnusableMedia
+    assert "0 bytes" in str(rejected)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -358,9 +358,9 @@ def test_an_image_above_the_limit_of_pixels_is_rejected_by_its_header() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for format, data in bombs.items():
-            refused = rejection(data)
-            assert type(refused) is TooLarge, format
-            assert "at most 64000000 are accepted" in str(refused)
+            rejected = rejection(data)
+            assert type(rejected) is TooLarge, format
+            assert "at most 64000000 are accepted" in str(rejected)
 
 
 def test_a_bomb_takes_no_memory() -> None:
@@ -394,9 +394,9 @@ def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
 
 def test_an_image_above_the_limit_of_bytes_is_rejected() -> None:
     data = encode(drawing(10, 10))
-    refused = rejection(data, Limits(len(data) - 1, 1000))
-    assert type(refused) is TooLarge
-    assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(refused)
+    rejected = rejection(data, Limits(len(data) - 1, 1000))
+    assert type(rejected) is TooLarge
+    assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(rejected)
     assert decode(data, Limits(len(data), 1000)).shape == (10, 10, 3)
 
 
@@ -423,9 +423,9 @@ def test_a_jpeg_of_very_many_scans_is_rejected() -> None:
     while data[end + 1] == 0:
         end = data.index(b"\xff", end + 2)
     slow = data[:end] + data[scan:end] * MAX_SCANS + data[end:]
-    refused = rejection(slow)
-    assert type(refused) is UnusableMedia
-    assert f"at most {MAX_SCANS} are read" in str(refused)
+    rejected = rejection(slow)
+    assert type(rejected) is UnusableMedia
+    assert f"at most {MAX_SCANS} are read" in str(rejected)
     assert decode(data).shape == (64, 64, 3)
 
 
@@ -483,16 +483,16 @@ def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
 
 def test_a_jpeg_of_endless_segments_is_rejected() -> None:
     data = SMALL["JPEG"]
-    refused = rejection(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
-    assert f"more than {MAX_SEGMENTS} segments" in str(refused)
+    rejected = rejection(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
+    assert f"more than {MAX_SEGMENTS} segments" in str(rejected)
 
 
 def test_a_jpeg_of_twelve_bits_is_rejected_by_that_name() -> None:
     data = bytearray(SMALL["JPEG"])
     data[data.index(b"\xff\xc0") + 4] = 12
-    refused = rejection(bytes(data))
-    assert type(refused) is UnsupportedMedia
-    assert "12 bits a channel" in str(refused)
+    rejected = rejection(bytes(data))
+    assert type(rejected) is UnsupportedMedia
+    assert "12 bits a channel" in str(rejected)
 
 
 def _scans(edge: int, count: int) -> bytes:
@@ -541,8 +541,8 @@ def test_what_lies_between_the_end_of_a_jpeg_and_its_scans_is_not_looked_for() -
 
 def test_a_jpeg_of_endless_tables_is_rejected() -> None:
     tables = (b"\xff\xdb\x00\x43\x00" + bytes([1] * 64)) * 1000
-    refused = rejection(SMALL["JPEG"][:2] + tables + SMALL["JPEG"][2:])
-    assert f"at most {MAX_TABLE_BYTES} are read" in str(refused)
+    rejected = rejection(SMALL["JPEG"][:2] + tables + SMALL["JPEG"][2:])
+    assert f"at most {MAX_TABLE_BYTES} are read" in str(rejected)
 
 
 def _with_chunks(kind: bytes, count: int, place: bytes, *, body: bytes = b"") -> bytes:
@@ -586,8 +586,8 @@ def test_a_png_of_very_many_packed_texts_is_rejected(kind: bytes) -> None:
     # Their checksums are wrong, so that Pillow unpacks each and counts none.
     text = (b"p\x00\x01\x00\x00\x00" if kind == b"iTXt" else b"p\x00\x00") + zlib.compress(bytes(1000))[:-4] + bytes(4)
     assert decode(_with_chunks(kind, MAX_PACKED, b"IDAT", body=text)).shape == (24, 24, 3)
-    refused = rejection(_with_chunks(kind, MAX_PACKED + 1, b"IDAT", body=text))
-    assert f"more than {MAX_PACKED} compressed texts" in str(refused)
+    rejected = rejection(_with_chunks(kind, MAX_PACKED + 1, b"IDAT", body=text))
+    assert f"more than {MAX_PACKED} compressed texts" in str(rejected)
 
 
 def _bmp_in_runs(width: int, height: int, codes: bytes) -> bytes:
@@ -610,10 +610,10 @@ def test_a_file_that_ends_early_is_rejected(format: str) -> None:
     data = encode(drawing(64, 64), format)
     # A GIF or JPEG that lacks its last byte or two shows all of its image.
     for length in (1, 5, 12, 20, 31, len(data) // 4, len(data) // 2, len(data) * 3 // 4):
-        refused = rejection(data[:length])
-        assert type(refused) in (UnusableMedia, UnsupportedMedia), length
+        rejected = rejection(data[:length])
+        assert type(rejected) in (UnusableMedia, UnsupportedMedia), length
         if length >= 20:
-            assert type(refused) is UnusableMedia
+            assert type(rejected) is UnusableMedia
 
 
 @pytest.mark.parametrize("format", FORMATS)
