@@ -6,6 +6,7 @@ import math
 import socket
 import ssl
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -57,7 +58,7 @@ class Service:
     limit: ConnectionLimit
 
 
-class ConnectionLifecycle:
+class ConnectionLifecycle(ABC):
     """One connection from its arrival to its end; a subclass reads the requests.
 
     Cancellation passes. Any other exception ends this connection, and is logged as one line.
@@ -145,22 +146,22 @@ class ConnectionLifecycle:
 
     # The subclass's part
 
+    @abstractmethod
     def _answer_on_arrival(self, data: bytes) -> bool:
         """Answer received bytes within the transport's callback; False: they are left to `_receive_requests`."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _start_protocol(self) -> None:
         """Make the protocol that TLS has agreed on."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _receive_requests(self) -> None:
         """Receive and answer requests until the connection ends."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _has_unread(self) -> bool:
         """Bytes behind an answered request are here, and have not been read."""
-        raise NotImplementedError
 
     # Sending
 

@@ -140,9 +140,11 @@ async def test_a_model_that_cannot_be_loaded_leaves_no_process_of_those_before_i
         close(self)
 
     monkeypatch.setattr(ImageReader, "close", counted)
-    missing = replace(trusting(moody), model=str(tmp_path / "missing"))
-    with pytest.raises(ConfigError, match="missing"):
-        async with open_engines([trusting(moody), missing]):
+    broken = tmp_path / "broken"
+    shutil.copytree(moody, broken)
+    (broken / "model.safetensors").write_bytes(b"")  # all folders are found before the first model is loaded
+    with pytest.raises(ConfigError, match="safetensors"):
+        async with open_engines([trusting(moody), replace(trusting(moody), model=str(broken))]):
             pass
     assert processes() == set()
     assert len(closed) == 1

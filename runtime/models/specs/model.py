@@ -136,7 +136,7 @@ class OwnVectorSpec:
     normalize: bool
     """Normalise vectors to length 1 at the end."""
     truncate_dim: int | None = None
-    """As for `DenseSpec`."""
+    """Dimensions that vectors are cut to; see `DenseSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
