@@ -67,7 +67,7 @@ class Application:
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
         )
-        self.door = FrontDoor(
+        self.front_door = FrontDoor(
             registry,
             RequestLimits(self._config, server_state),
             Keys(self._config.api_keys, self._config.tenant_header),

@@ -124,8 +124,8 @@ class FastPath:
 
     def __init__(self, application: Application, common: Callable[[], Headers]) -> None:
         self._application = application
-        self._door = application.door
-        self._limits = application.door.limits
+        self._front_door = application.front_door
+        self._limits = application.front_door.limits
         self._common = common
         self._common_lines = b""
         self._common_second = 0
@@ -179,7 +179,7 @@ class FastPath:
             None: the body is to be received. False: the general path takes the request. Bytes: the whole response, for
             a complete request without a valid key.
         """
-        problem = self._door.reject(request.scope)
+        problem = self._front_door.reject(request.scope)
         if problem is None:
             limits, scope = self._limits, request.scope
             fits = request.length <= limits.body_limit_bytes(scope) and limits.has_room(request.length, scope)
@@ -199,7 +199,7 @@ class FastPath:
         """Return the whole response to a complete request if it needs no engine; None: call `answer`."""
         if self._application.closes_connections:
             return None  # `answer` closes the connection, too
-        decision = self._door.decide(request.scope, request.body)
+        decision = self._front_door.decide(request.scope, request.body)
         return None if decision is None else self._response_now(request, decision)
 
     def _response_now(self, request: FastRequest, decision: Problem | Answer) -> bytes:

@@ -224,13 +224,13 @@ class Server:
         def with_cors(app: App) -> App:
             return cors(app, origins) if origins else app
 
-        door = application.door
+        front_door = application.front_door
         return GeneralPath(
             with_cors(application),
             lambda decision: with_cors(application.answering_with(decision)),
-            door.limits,
-            reject=door.reject,
-            decide=door.decide,
+            front_door.limits,
+            reject=front_door.reject,
+            decide=front_door.decide,
         )
 
     def _hypercorn_config(self) -> ConnectionConfig:

@@ -418,6 +418,6 @@ async def test_the_lines_can_be_left_out(logged: list[EventDict]) -> None:
 
 def test_an_application_without_settings_is_open() -> None:
     assert (
-        Application(EngineRegistry()).door.reject({"type": "http", "method": "GET", "path": "/x", "headers": []})
+        Application(EngineRegistry()).front_door.reject({"type": "http", "method": "GET", "path": "/x", "headers": []})
         is None
     )

@@ -132,7 +132,7 @@ async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
         application = Application(registry, config=ServerConfig(api_keys=("key",)))
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            problem = application.door.reject(scope)
+            problem = application.front_door.reject(scope)
             await (application if problem is None else application.answering_with(problem))(scope, receive, send)
 
         headers = {"authorization": "Bearer key"}

@@ -247,7 +247,7 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
     assert (page.status_code, page.content) == (200, PAGES[path].body)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     application = Application(EngineRegistry(), config=ServerConfig(api_keys=("key",)))
-    problem = application.door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
+    problem = application.front_door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
     assert problem is not None
     transport = httpx.ASGITransport(application.answering_with(problem))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

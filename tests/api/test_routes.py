@@ -408,8 +408,8 @@ async def test_under_overload_every_task_is_rejected_before_its_body_is_read(rou
 
         def decide(path: str) -> object:
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-            assert application.door.reject(scope) is None
-            return application.door.decide(scope, b"0123456789")
+            assert application.front_door.reject(scope) is None
+            return application.front_door.decide(scope, b"0123456789")
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")

@@ -170,5 +170,5 @@ def test_an_invalid_header_name_is_rejected_at_start(name: str) -> None:
 def test_the_application_takes_the_header_from_its_settings() -> None:
     application = Application(EngineRegistry(), config=ServerConfig(tenant_header="X-Tenant"))
     scope: Scope = {"method": "POST", "path": "/v1/embeddings", "headers": [(b"x-tenant", b"a")]}
-    assert application.door.reject(scope) is None
+    assert application.front_door.reject(scope) is None
     assert TENANT in scope

@@ -187,7 +187,7 @@ async def _serve(world: WebWorld, violations: list[str], clients: list[Client]) 
     async with run_engine(
         config, LetterModel(), device=device, preprocess=_at_once, offload=_at_once, options=options
     ) as engine:
-        server, service = _door(world, engine)
+        server, service = _build_server(world, engine)
         async with anyio.create_task_group() as tasks:
             if world.ends_at is not None:
                 tasks.start_soon(_end, world.ends_at, server)
@@ -221,7 +221,7 @@ async def _connect(client: Client, service: Service) -> None:
             tasks.cancel_scope.cancel()
 
 
-def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
+def _build_server(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
     """Build the real server with its limits, on simulated connections."""
     config = ServerConfig(
         keep_alive_s=world.keep_alive_s,
