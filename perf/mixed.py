@@ -1,7 +1,7 @@
 """Mixed overload: texts, images and requests of several images at a multiple of capacity, with a server's defaults.
 
 Clients time out after ten seconds. The target is that none does: a request that cannot be answered in time is rejected
-at the door, before its body is decoded.
+at admission, before its body is decoded.
 """
 
 from __future__ import annotations

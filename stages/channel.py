@@ -138,7 +138,7 @@ class _Contents(Generic[T]):
 
 
 class Sender(Generic[T]):
-    """A sending end of a channel, owned by the earlier stage or the engine's door."""
+    """A sending end of a channel, owned by the earlier stage or by the pipeline."""
 
     def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
         self._stream = stream

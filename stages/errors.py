@@ -16,6 +16,12 @@ SETTINGS: Final = frozenset({
 })  # fmt: skip
 """Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 
+ADMISSION: Final = "door"
+"""Stage of a request that is not in the pipeline yet.
+
+The value is a label of `staged_pool_cancelled_total` and `staged_pool_expired_total`: a change breaks dashboards.
+"""
+
 _FIELD: Final = re.compile(rf"\$({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
 
 

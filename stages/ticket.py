@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from staged_pool.stages.errors import (
+    ADMISSION,
     DeadlineExceeded,
     InvalidInput,
     InvalidSetting,
@@ -120,7 +121,7 @@ class Ticket:
         self._left = 0
         self._wakeup: Wakeup | None = None
         """Wakes the caller while it waits."""
-        self._at: dict[str, int] = {"door": 1}
+        self._at: dict[str, int] = {ADMISSION: 1}
         """Inputs and items in each stage, in the order in which the stages were reached."""
         self._on_settled: Callable[[], object] | None = None
         self._value: object = None

@@ -5,8 +5,8 @@ its predicted delay is longer. The delay is predicted from the tokens ahead of t
 service time. It is corrected by the errors of recent predictions, so that a bottleneck elsewhere counts, too, such as a
 busy event loop.
 
-The lane of a request is known at the door only if its bytes show it. Otherwise it is guessed from earlier bodies of its
-size; if several lanes are likely, the quicker one counts. The request is checked again when it is decoded.
+The lane of a request is known here only if its bytes show it. Otherwise it is guessed from earlier bodies of its size;
+if several lanes are likely, the quicker one counts. The request is checked again when it is decoded.
 
 The prediction follows the rules of `stages/scheduling/fair_queue.py`. Until a new request is done, each other request
 of its tenant gets no more than it does, and each other tenant no more than its own. Interactive and bulk work share by
@@ -34,7 +34,7 @@ from staged_pool.runtime.admission.prediction import LanePrediction
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
-from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge, detached
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge, detached
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, INTERACTIVE_WEIGHT, TIMES_FREE
@@ -107,7 +107,7 @@ class Admission:
         if self.in_flight.total.requests and takes_s > timeout_s:
             self._count_rejection("deadline")
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
-            raise DeadlineExceeded(message, stage="door", retry_after_s=self._drain_s(lane))
+            raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=self._drain_s(lane))
         if (rejection := self._overload(body_bytes, guesses, expected, request_class)) is not None:
             raise detached(rejection)
         self._admitted += 1
@@ -174,7 +174,7 @@ class Admission:
         Raises:
             TooLarge: The request has too many inputs.
             Overloaded: All requests together would have too many; or the request uses a lane that was not expected at
-                the door, and would wait there for too long.
+                admission, and would wait there for too long.
         """
         items, limit = sum(inputs.values()), self._config.max_request_items
         if items > limit:

@@ -1,4 +1,4 @@
-"""Estimates of a request's tokens at the door, learned from earlier bodies.
+"""Estimates of a request's tokens at admission, learned from earlier bodies.
 
 A base64 image has a thousand times more bytes for each token than a text, so no single rate fits all bodies. Bodies are
 put into buckets by size, in powers of four. Within a bucket rates differ little, and there are few buckets to learn.

@@ -27,7 +27,7 @@ from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, ModelCard
 from staged_pool.runtime.statistics import EngineStatistics, Phase
-from staged_pool.stages.errors import DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
@@ -159,7 +159,7 @@ class Engine(EngineApi, TokenApi):
             answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
 
         Raises:
-            Overloaded: Rejected at the door; no work was done.
+            Overloaded: Rejected at admission; no work was done.
             EngineStopped: The engine drains, is stopped or is broken.
             DeadlineExceeded: `timeout_s` passed, or cannot be met.
             StagedPoolError: Any other error of `decode`, the model or `encode`.
@@ -195,7 +195,7 @@ class Engine(EngineApi, TokenApi):
                         own.give_back()
             await wait_for_scope(scope_ends_at)
             timeout_s = late_at - self._clock()
-        raise DeadlineExceeded("The time limit of the request passed.", stage="door")
+        raise DeadlineExceeded("The time limit of the request passed.", stage=ADMISSION)
 
     async def stream(
         self,
@@ -305,7 +305,7 @@ class Engine(EngineApi, TokenApi):
         return await self._requests.run_call(reservation, self._preprocess_offloads[lane], call, argument)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close the door at once, and wait until no request is inside.
+        """Stop admitting requests at once, and wait until no request is inside.
 
         After `timeout_s` seconds the requests that are still inside fail with `EngineStopped`.
         """

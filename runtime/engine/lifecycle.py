@@ -78,7 +78,7 @@ class Lifecycle:
         return self._breakage or ""
 
     async def drain(self, timeout_s: float) -> None:
-        """Close the door, and wait until the outcome of each request is known. After `timeout_s`, fail the rest."""
+        """Stop admitting, and wait until the outcome of each request is known. After `timeout_s`, fail the rest."""
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
             log.info("engine.draining", requests=len(self._requests.tickets))

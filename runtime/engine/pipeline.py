@@ -109,7 +109,7 @@ class Pipeline:
             rows,
         )
         """The channel in front of each stage, in the order of `stages`."""
-        self._door: Sender[Arrival] = requests.sender
+        self._arrivals: Sender[Arrival] = requests.sender
 
     def _build_lanes(
         self,
@@ -150,7 +150,7 @@ class Pipeline:
             False if it must wait in `enter`.
         """
         try:
-            return self._door.send_nowait(arrival)
+            return self._arrivals.send_nowait(arrival)
         except ENDED:
             arrival.ticket.fail(EngineStopped("The engine is stopped."))
             return True
@@ -158,13 +158,13 @@ class Pipeline:
     async def enter(self, arrival: Arrival) -> None:
         """Hand a request to parse as soon as there is room; see `enter_nowait`."""
         try:
-            await self._door.send(arrival)
+            await self._arrivals.send(arrival)
         except ENDED:
             arrival.ticket.fail(EngineStopped("The engine is stopped."))
 
     def close(self) -> None:
         """Let nothing more in: the end of the stream then runs down from stage to stage."""
-        self._door.close()
+        self._arrivals.close()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until the pipeline is closed and everything has passed through it.

@@ -61,7 +61,7 @@ class RequestPlanner:
         lanes: Mapping[Lane, int] = (
             {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
         )
-        if len(card.lanes) > 1 and (obstruction := self.obstruction(lanes)):  # with one lane, the door has checked it
+        if len(card.lanes) > 1 and (obstruction := self.obstruction(lanes)):  # with one lane, admission has checked it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if "image" in lanes:
             check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)

@@ -303,7 +303,7 @@ def broken_engine_sweeps_nothing() -> Plan:
 
 
 @mutation
-def caller_at_the_door_not_woken() -> Plan:
+def caller_waiting_to_enter_not_woken() -> Plan:
     original = RequestsInside.fail_all
 
     def fail_all(self: RequestsInside, message: str) -> None:
@@ -314,7 +314,7 @@ def caller_at_the_door_not_woken() -> Plan:
 
 
 @mutation
-def closed_door_not_understood() -> Plan:
+def closed_sender_not_understood() -> Plan:
     original = Sender._put
 
     def put(self: Sender[Any], message: Any, size: int) -> None:
@@ -336,11 +336,11 @@ def two_drains_and_one_is_forgotten() -> Plan:
     return [(RequestsInside, "wait_until_empty", wait_until_empty)]
 
 
-# ---- doors ----
+# ---- admission and deadlines ----
 
 
 @mutation
-def door_open_while_draining() -> Plan:
+def requests_admitted_while_draining() -> Plan:
     original = Lifecycle.check_open
 
     def check_open(self: Lifecycle) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from staged_pool.stages.errors import (
+    ADMISSION,
     Abandoned,
     DeadlineExceeded,
     DeviceLost,
@@ -133,7 +134,7 @@ def _wrong_deadline(watch: Watch, client: ClientPlan, error: DeadlineExceeded) -
     deadline = client.arrives_at + client.timeout_s
     if client.timeout_s == math.inf:
         return "it has none: a host's own scope cancels and raises nothing"
-    if not watch.past(deadline) and error.stage not in ("door", "preprocess", "preprocess_images"):
+    if not watch.past(deadline) and error.stage not in (ADMISSION, "preprocess", "preprocess_images"):
         return f"{error.stage} was not asked to predict"
     return None
 

@@ -80,7 +80,7 @@ async def test_an_outcome_that_is_there_survives_a_cancellation() -> None:
 
 async def test_the_stage_of_a_request_is_the_earliest_that_has_something_of_it() -> None:
     ticket = a_ticket()
-    assert ticket.stage == "door"
+    assert ticket.stage == "door", "metrics have it as a label"
     ticket.moved_to("parse")
     assert ticket.stage == "parse"
     ticket.moved_to("parse", 0)
