@@ -125,7 +125,7 @@ class BatchStage(Stage, Generic[P, R]):
     @property
     def budget_tokens(self) -> int:
         """Most tokens of a batch at present."""
-        return self._former.max_cost
+        return self._former.max_batch_tokens
 
     @property
     def running(self) -> int:
@@ -134,7 +134,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     def ahead_s(self, ticket: Ticket) -> float:
         """Return the seconds of device work ahead of the next item of a request."""
-        return self._service_time.drain_s(self._queue.ahead(ticket), self._former.max_cost)
+        return self._service_time.drain_s(self._queue.ahead(ticket), self._former.max_batch_tokens)
 
     async def _serve(self, task_status: TaskStatus[None]) -> None:
         await self._work_until_done((self._fill_queue, *[self._work] * self._tasks), task_status)
@@ -175,13 +175,13 @@ class BatchStage(Stage, Generic[P, R]):
 
         This bounds the memory while the device hangs and callers come and leave.
         """
-        if self._queue.waiting.cost > self._sweep_above:
+        if self._queue.waiting.tokens > self._sweep_above:
             self._coalescer.sweep(self._should_keep())
-            self._sweep_above = max(self._fed_tokens, 2 * self._queue.waiting.cost)
+            self._sweep_above = max(self._fed_tokens, 2 * self._queue.waiting.tokens)
 
     async def _work(self) -> None:
         while (batch := await self._next_batch()) is not None:
-            with self._slots.hold(batch.cost) as execution, self._custody(batch) as held:
+            with self._slots.hold(batch.tokens) as execution, self._custody(batch) as held:
                 results = await self._run(batch, execution)
                 if done := self.results.settle(batch, results, execution, held):
                     await self._sender.send(done)
@@ -216,10 +216,10 @@ class BatchStage(Stage, Generic[P, R]):
         if self._slots.free <= 0 and not (self._slots.may_go_ahead and self._former.has_full_batch):
             return Hold("busy")
         waiting = self._queue.waiting
-        if 0 < waiting.cost < self._former.budget and not (self._delay.is_over or self._core_is_free()):
+        if 0 < waiting.tokens < self._former.budget and not (self._delay.is_over or self._core_is_free()):
             return Hold("cores", CORE_TIMEOUT_S)  # a call that holds a core adds to the batch when it ends
         if self._slots.free == 1 and (  # with more free slots, the coming items get one of their own
-            delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing())
+            delay_s := self._delay.delay_s(waiting.items, waiting.tokens, self._preparing())
         ):
             return Hold("coming", delay_s)
         self._delay.started()
@@ -254,12 +254,12 @@ class BatchStage(Stage, Generic[P, R]):
         seconds = execution.ended_at - execution.began_at
         self.meter.service.observe(seconds)
         if execution.forwards == 1:  # the time of several forwards says nothing about one
-            self._service_time.observe(batch.cost, device_s)
-            self._budget.observe(batch.cost, seconds, was_limit=batch.trigger is BatchTrigger.COST)
+            self._service_time.observe(batch.tokens, device_s)
+            self._budget.observe(batch.tokens, seconds, was_limit=batch.trigger is BatchTrigger.BUDGET)
         elif execution.out_of_memory and not any(isinstance(result, OutOfMemory) for result in results):
-            self._budget.out_of_memory(batch.cost)  # each item fits alone, and all together do not
+            self._budget.out_of_memory(batch.tokens)  # each item fits alone, and all together do not
             log.warning("device.out_of_memory", items=len(batch.items), max_batch_tokens=self._budget.tokens)
-        self._former.max_cost = self._budget.tokens
+        self._former.max_batch_tokens = self._budget.tokens
         return results
 
     async def _call(self, execution: Execution, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:

@@ -67,7 +67,7 @@ class BatchResults(Generic[P, R]):
             return None
         if (row := self._kept.get(item.identity, item.payload)) is None:
             return None
-        item.ticket.load.cached(self._lane, item.cost)
+        item.ticket.load.cached(self._lane, item.tokens)
         self._observe_wait(item, now)
         self.cached_items += 1
         self._meter.done += 1
@@ -81,16 +81,16 @@ class BatchResults(Generic[P, R]):
         Returns:
             The items with a row that somebody still waits for.
         """
-        tokens = sum(item.cost for item in batch.items)
+        tokens = sum(item.tokens for item in batch.items)
         self.tokens += tokens
-        self.padding_tokens += batch.cost - tokens
+        self.padding_tokens += batch.tokens - tokens
         done: list[Item[R]] = []
         for item, result in zip(batch.items, results, strict=True):
             self._observe_wait(item, execution.began_at)
-            item.ticket.load.computed(self._lane, item.cost)
+            item.ticket.load.computed(self._lane, item.tokens)
             group = (item, *self._coalescer.land(item))
             if all(member.ticket.settled for member in group):
-                self.wasted_tokens += item.cost
+                self.wasted_tokens += item.tokens
             held.take(member.ticket for member in group)
             if isinstance(result, StagedPoolError):
                 self._fail(group, result)

@@ -24,7 +24,8 @@ class _List(Generic[S]):
 
     ticket: Ticket
     items: Sequence[Item[S]]
-    cost: int
+    tokens: int
+    """An estimate: preprocess has not counted them."""
     woken: Wakeup
     is_fed: bool = False
     waits: bool = True

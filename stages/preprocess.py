@@ -120,7 +120,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                     ticket.split(item.index, len(parts))
                 ticket.move(1, self.meter.name, self._sender.name)
                 ticket.move(len(parts) - 1, None, self._sender.name)
-                ticket.load.tokenized(self._lane, sum(part.cost for part in parts))
+                ticket.load.tokenized(self._lane, sum(part.tokens for part in parts))
                 scope = ticket.sharing_scope
                 ready += [
                     Item(
@@ -128,7 +128,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                         item.index,
                         part.payload,
                         ended,
-                        part.cost,
+                        part.tokens,
                         part.batch_key,
                         place,
                         part.identity_in(scope),

@@ -180,7 +180,7 @@ class Ticket:
         if self._stream is not None and not (isinstance(row, Parts) and any(part is None for part in row)):
             self._stream.add(item.index, row)
         self._left -= 1
-        self.timeline.tokens += item.cost
+        self.timeline.tokens += item.tokens
         return self._left == 0
 
     @property
@@ -312,8 +312,8 @@ class Item(Generic[P_co]):
     payload: P_co
     sent_at: float
     """Time at which it entered its present channel, in seconds."""
-    cost: int = 0
-    """Tokens; 0 before preprocess."""
+    tokens: int = 0
+    """Tokens without padding; 0 before preprocess."""
     batch_key: Hashable = None
     """Only items with equal keys may share a batch."""
     part: int = 0
@@ -323,4 +323,4 @@ class Item(Generic[P_co]):
 
     def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
         """Return the same unit of work with the payload for the next stage."""
-        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part, self.identity)
+        return Item(self.ticket, self.index, payload, sent_at, self.tokens, self.batch_key, self.part, self.identity)

@@ -58,8 +58,8 @@ class Prepared(Generic[P_co]):
     """The result of preprocess for one input."""
 
     payload: P_co
-    cost: int
-    """Tokens, at least 1."""
+    tokens: int
+    """Tokens without padding, at least 1."""
     batch_key: Hashable = None
     """Only items with equal keys may share a batch."""
     identity: bytes | None = None

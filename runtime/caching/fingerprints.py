@@ -117,7 +117,7 @@ class Identities:
         return tuple(map(self._with_identity, outcome)) if isinstance(outcome, tuple) else outcome
 
     def _with_identity(self, made: Prepared[Payload]) -> Prepared[Payload]:
-        return Prepared(made.payload, made.cost, made.batch_key, self.of(made.payload))
+        return Prepared(made.payload, made.tokens, made.batch_key, self.of(made.payload))
 
 
 def _add_pixels(made: blake2b, pixels: Pixels) -> None:

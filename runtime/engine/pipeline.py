@@ -256,7 +256,7 @@ class Pipeline:
             requests=requests,
             waiting_requests=sum(feed.waiting_requests(priority) for feed in self.feeds.values()),
             waiting_items=sum(each.items for each in waiting),
-            waiting_tokens=sum(each.cost for each in waiting),
+            waiting_tokens=sum(each.tokens for each in waiting),
             wait=HistogramSnapshot(
                 counts=tuple(map(sum, zip(*[wait.counts for wait in waits], strict=True))),
                 sum_s=sum(wait.sum_s for wait in waits),

@@ -23,23 +23,23 @@ class Budget:
         self._target_s = target_s
         self.tokens = most if target_s is None or start is None else min(start, most)
 
-    def observe(self, cost: int, seconds: float, *, was_limit: bool) -> None:
+    def observe(self, tokens: int, seconds: float, *, was_limit: bool) -> None:
         """Count a batch whose forward succeeded.
 
         Args:
-            cost: Tokens of the batch, padding included.
+            tokens: Tokens of the batch, padding included.
             seconds: Duration of its forward.
             was_limit: The budget cut this batch: more items waited.
         """
-        if 2 * cost < self.tokens:
+        if 2 * tokens < self.tokens:
             return
         step = max(1, self._most // BUDGET_STEPS)
         if self._target_s is not None and seconds > self._target_s:
-            if cost <= self.tokens:
+            if tokens <= self.tokens:
                 self.tokens = max(min(step, self.tokens), int(self.tokens * BUDGET_DECREASE))
         elif was_limit:
             self.tokens = min(self._most, self.tokens + step)
 
-    def out_of_memory(self, cost: int) -> None:
+    def out_of_memory(self, tokens: int) -> None:
         """Set the budget to half a batch that the device had no memory for."""
-        self.tokens = max(1, min(self.tokens, cost // 2))
+        self.tokens = max(1, min(self.tokens, tokens // 2))

@@ -4,8 +4,8 @@
 2. The first item of the fair queue is always in the next batch, so nothing starves.
 3. The other items have its batch key, and fit in the item limit and the token budget. An item above the budget goes
    alone.
-4. Without padding, items follow in the order of the fair queue. With padding, a batch costs its longest item times its
-   number of items, so items of the same priority and of similar length go together.
+4. Without padding, items follow in the order of the fair queue. With padding, a batch has the tokens of its longest
+   item times its number of items, so items of the same priority and of similar length go together.
 5. While other batches run, a batch takes at most its share of all tokens that wait and run. Otherwise the other slots
    would get very small batches.
 6. The budget grows with the queue. With few requests batches are small, so that the next request waits little. With
@@ -32,9 +32,9 @@ class BatchFormer(Generic[E]):
 
     Args:
         max_items: Most items of a batch.
-        max_cost: Largest token budget of a batch.
-        least_cost: Token budget of a batch while the queue is short. None: `max_cost`.
-        pads: True if a batch costs its longest item times its number of items, not the sum of its items.
+        max_batch_tokens: Largest token budget of a batch, padding included.
+        min_batch_tokens: Token budget while the queue is short. None: `max_batch_tokens`.
+        pads: True if a batch has the tokens of its longest item times its number of items, not their sum.
         slots: Batches that run at once.
         lane: Name of the queue.
     """
@@ -43,15 +43,17 @@ class BatchFormer(Generic[E]):
         self,
         *,
         max_items: int,
-        max_cost: int,
-        least_cost: int | None = None,
+        max_batch_tokens: int,
+        min_batch_tokens: int | None = None,
         pads: bool,
         slots: int = 1,
         lane: Hashable = None,
     ) -> None:
         self.max_items = max_items
-        self.max_cost = max_cost
-        self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
+        self.max_batch_tokens = max_batch_tokens
+        self._min_batch_tokens = (
+            max_batch_tokens if min_batch_tokens is None else min(min_batch_tokens, max_batch_tokens)
+        )
         self.saves_memory = False
         """Keep batches as small as with a short queue."""
         self._pads = pads
@@ -63,7 +65,7 @@ class BatchFormer(Generic[E]):
     def budget(self) -> int:
         """Token budget of the next batch: a fixed part of the tokens that wait."""
         wanted = 0 if self.saves_memory else self._queued(self.queue.waiting) // QUEUE_IN_BATCHES
-        return min(self.max_cost, max(self._least_cost, wanted))
+        return min(self.max_batch_tokens, max(self._min_batch_tokens, wanted))
 
     @property
     def has_full_batch(self) -> bool:
@@ -76,7 +78,7 @@ class BatchFormer(Generic[E]):
         A request counts for at most a small batch. The fair queue takes requests in turns, so a single large request
         must not make batches large for all others.
         """
-        return min(waiting.cost, waiting.requests * self._least_cost)
+        return min(waiting.tokens, waiting.requests * self._min_batch_tokens)
 
     def take(self, should_keep: KeepEntry[E], running: int = 0) -> Batch[E] | None:
         """Cut the next batch, and drop items that nobody waits for any more.
@@ -92,54 +94,54 @@ class BatchFormer(Generic[E]):
         if (first := self.queue.first(should_keep)) is not None:
             budget = limit = self.budget
             if running:
-                limit = min(budget, ceil((self.queue.waiting.cost + running) / self._slots))
+                limit = min(budget, ceil((self.queue.waiting.tokens + running) / self._slots))
             chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, should_keep, limit)
-            if trigger is BatchTrigger.COST and limit < budget:
+            if trigger is BatchTrigger.BUDGET and limit < budget:
                 trigger = BatchTrigger.SHARE
-            chosen.sort(key=lambda item: item.cost)  # adjacent items of equal length can share a kernel call
-            costs = [item.cost for item in chosen]
-            batch = Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
+            chosen.sort(key=lambda item: item.tokens)  # adjacent items of equal length can share a kernel call
+            token_counts = [item.tokens for item in chosen]
+            batch = Batch(chosen, trigger, max(token_counts) * len(token_counts) if self._pads else sum(token_counts))
         self.queue.end_round()
         return batch
 
     def _in_turn(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
         queue = self.queue
-        chosen, cost = [first], first.cost
+        chosen, tokens = [first], first.tokens
         queue.take(first)
         while (item := queue.first(should_keep, first)) is not None:
             if len(chosen) == self.max_items:
                 return chosen, BatchTrigger.SIZE
-            cost += item.cost
-            if cost > limit:
-                return chosen, BatchTrigger.COST
+            tokens += item.tokens
+            if tokens > limit:
+                return chosen, BatchTrigger.BUDGET
             chosen.append(item)
             queue.take(item)
         return chosen, BatchTrigger.DEMAND
 
     def _nearest(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
         waiting = self.queue.all_of(first.batch_key, first.ticket.priority)
-        by_cost = sorted(filter(should_keep, waiting), key=lambda item: item.cost)
-        start, end, trigger = self._run_around(by_cost, by_cost.index(first), limit)
-        chosen = by_cost[start:end]
+        by_length = sorted(filter(should_keep, waiting), key=lambda item: item.tokens)
+        start, end, trigger = self._run_around(by_length, by_length.index(first), limit)
+        chosen = by_length[start:end]
         for item in chosen:
             self.queue.take(item)
         return chosen, trigger
 
-    def _run_around(self, by_cost: list[E], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
+    def _run_around(self, by_length: list[E], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
         """Grow a run of items around one, each time on the side that pads less."""
         first, end = start, start + 1
-        while end - first < len(by_cost):
+        while end - first < len(by_length):
             count = end - first
             if count == self.max_items:
                 return first, end, BatchTrigger.SIZE
-            longest = by_cost[end - 1].cost
+            longest = by_length[end - 1].tokens
             padding: dict[str, int] = {}
             if first > 0 and longest * (count + 1) <= limit:
-                padding["shorter"] = longest - by_cost[first - 1].cost
-            if end < len(by_cost) and by_cost[end].cost * (count + 1) <= limit:
-                padding["longer"] = (by_cost[end].cost - longest) * count
+                padding["shorter"] = longest - by_length[first - 1].tokens
+            if end < len(by_length) and by_length[end].tokens * (count + 1) <= limit:
+                padding["longer"] = (by_length[end].tokens - longest) * count
             if not padding:
-                return first, end, BatchTrigger.COST
+                return first, end, BatchTrigger.BUDGET
             if min(padding, key=padding.__getitem__) == "shorter":
                 first -= 1
             else:

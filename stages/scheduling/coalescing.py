@@ -131,7 +131,7 @@ class Coalescer(Generic[E]):
             # Followers carry the payload of the leader, so that its memory is needed once.
             group.followers.append(item.carrying(group.leader.payload, sent_at=item.sent_at))
             self.following += 1
-            item.ticket.load.adjust_tokens(self._former.lane, item.cost)
+            item.ticket.load.adjust_tokens(self._former.lane, item.tokens)
             return
         self._joined[key] = self._led[item] = _Group(key, item, start_tag)
         queue.add(item)
@@ -177,5 +177,5 @@ class Coalescer(Generic[E]):
         for item in items:
             for follower in self.land(item):
                 if not follower.ticket.settled:
-                    follower.ticket.load.adjust_tokens(self._former.lane, -follower.cost)
+                    follower.ticket.load.adjust_tokens(self._former.lane, -follower.tokens)
                     self.add(follower)

@@ -42,8 +42,8 @@ class Entry(Protocol):
     def ticket(self) -> Claim: ...
 
     @property
-    def cost(self) -> int:
-        """Tokens, at least 1."""
+    def tokens(self) -> int:
+        """Tokens without padding, at least 1."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class BatchTrigger(enum.StrEnum):
     """Nothing more waited that fits: of the same batch key and, with padding, the same priority."""
     SIZE = "size"
     """The next entry would have exceeded the item limit."""
-    COST = "cost"
+    BUDGET = "cost"  # the label of the metric
     """The next entry would have exceeded the token budget."""
     SHARE = "share"
     """The next entries were left to the other slots."""
@@ -73,5 +73,5 @@ class Batch(Generic[E_co]):
 
     items: Sequence[E_co]
     trigger: BatchTrigger
-    cost: int
+    tokens: int
     """Tokens that the device computes: those of the entries, and padding if the model pads."""

@@ -40,15 +40,16 @@ class Waiting(NamedTuple):
 
     items: int
     requests: int
-    cost: int
+    tokens: int
+    """Tokens without padding."""
 
 
 class _Node(Generic[E]):
     """A node of the tree. A request's node holds entries, any other has children."""
 
     __slots__ = (
-        "backlog", "children", "cost", "entries", "heads", "heaps", "items", "name", "now", "parent", "queued",
-        "requests", "served", "start", "weight", "weights", "weights_before",
+        "backlog", "children", "entries", "heads", "heaps", "items", "name", "now", "parent", "queued", "requests",
+        "served", "start", "tokens", "weight", "weights", "weights_before",
     )  # fmt: skip
 
     def __init__(self, name: Hashable, parent: _Node[E] | None, *, start: float, now: float, weight: int) -> None:
@@ -59,7 +60,7 @@ class _Node(Generic[E]):
         """Start tag in the virtual time of its parent."""
         self.now = now
         """Virtual time of its children."""
-        self.items = self.cost = self.requests = 0
+        self.items = self.tokens = self.requests = 0
         """Entries, tokens and requests that wait in its subtree."""
         self.children: dict[Hashable, _Node[E]] = {}
         self.weights = 0
@@ -107,12 +108,12 @@ class FairQueue(Generic[E]):
     @property
     def waiting(self) -> Waiting:
         """Amounts of the whole queue."""
-        return Waiting(self._root.items, self._root.requests, self._root.cost)
+        return Waiting(self._root.items, self._root.requests, self._root.tokens)
 
     def waiting_of(self, priority: Priority) -> Waiting:
         """Return the amounts of one priority."""
         node = self._root.children.get(priority)
-        return Waiting(0, 0, 0) if node is None else Waiting(node.items, node.requests, node.cost)
+        return Waiting(0, 0, 0) if node is None else Waiting(node.items, node.requests, node.tokens)
 
     @property
     def tenants(self) -> int:
@@ -121,7 +122,7 @@ class FairQueue(Generic[E]):
 
     def add(self, entry: E) -> None:
         """Add an entry behind those of its request."""
-        key, cost = entry.batch_key, entry.cost
+        key, tokens = entry.batch_key, entry.tokens
         node = self._request(entry)
         node.entries.setdefault(key, deque()).append((next(self._pushes), entry))
         if not node.items:
@@ -133,7 +134,7 @@ class FairQueue(Generic[E]):
         while at is not None:
             at.backlog[key] = at.backlog.get(key, 0) + 1
             at.items += 1
-            at.cost += cost
+            at.tokens += tokens
             self._rank(at, key)
             at = at.parent
 
@@ -148,7 +149,7 @@ class FairQueue(Generic[E]):
                 return max(self._served, ticket.start_tags.get(self._name, 0.0))
             at = child
         node = at.children.get(ticket)
-        return max(at.now, ticket.start_tags.get(self._name, 0.0)) if node is None else node.start + node.cost
+        return max(at.now, ticket.start_tags.get(self._name, 0.0)) if node is None else node.start + node.tokens
 
     def first(self, should_keep: Callable[[E], bool], like: E | None = None) -> E | None:
         """Return the first entry in fair order; None if nothing is left.
@@ -226,17 +227,17 @@ class FairQueue(Generic[E]):
         if len(path) <= 3:
             if len(path) == 3:  # its tenant has entries, and it has none
                 lead = max(0.0, ticket.start_tags.get(self._name, 0.0) - path[-1].now)
-                tokens = min(path[-1].cost, lead * path[-1].weights)
+                tokens = min(path[-1].tokens, lead * path[-1].weights)
         else:
             request = path.pop()
-            lead = max(0.0, request.start + request.cost - path[-1].now)
+            lead = max(0.0, request.start + request.tokens - path[-1].now)
             others = path[-1].weights - request.weight
-            tokens = request.cost + min(path[-1].cost - request.cost, lead * others)
+            tokens = request.tokens + min(path[-1].tokens - request.tokens, lead * others)
         while len(path) > 1:
             node = path.pop()
             parent = path[-1]
             lead = max(0.0, node.start - parent.now) + tokens / node.weight
-            tokens += min(parent.cost - node.cost, lead * (parent.weights - node.weight))
+            tokens += min(parent.tokens - node.tokens, lead * (parent.weights - node.weight))
         return tokens
 
     def _request(self, entry: E) -> _Node[E]:
@@ -283,20 +284,20 @@ class FairQueue(Generic[E]):
             for _, _, child in node.heaps.pop(key, ()):
                 child.queued.pop(key, None)
             return
-        node.heads[key] = node.entries[key][0][1].cost if node.entries else self._least(node, (key,)).heads[key]
+        node.heads[key] = node.entries[key][0][1].tokens if node.entries else self._least(node, (key,)).heads[key]
         if node.parent is not None and (finish := node.finish(key)) < node.queued.get(key, inf):
             node.queued[key] = finish  # a later tag is corrected when it comes first
             heappush(node.parent.heaps.setdefault(key, []), (finish, next(self._pushes), node))
 
     def _remove(self, request: _Node[E], entry: E, *, taken: bool = False) -> None:
-        key, cost = entry.batch_key, entry.cost
+        key, tokens = entry.batch_key, entry.tokens
         entries = request.entries[key]
         place = next(place for place, (_, waiting) in enumerate(entries) if waiting is entry)
         del entries[place]
         if not entries:
             del request.entries[key]
         if taken:
-            entry.ticket.start_tags[self._name] = request.start + cost
+            entry.ticket.start_tags[self._name] = request.start + tokens
         at: _Node[E] | None = request
         is_last = request.items == 1
         while at is not None:
@@ -304,10 +305,10 @@ class FairQueue(Generic[E]):
                 at.weights_before = max(1, at.weights)
                 self._touched.append(at)
             if taken:
-                at.served += cost
-                at.start += cost / at.weight
+                at.served += tokens
+                at.start += tokens / at.weight
             at.items -= 1
-            at.cost -= cost
+            at.tokens -= tokens
             if is_last and at is not request:
                 at.requests -= 1
             if (left := at.backlog[key] - 1) == 0:

@@ -66,7 +66,7 @@ def read(tokenizer: TextTokenizer, source: TextInput | PairInput, **given: Any) 
     outputs = given.pop("outputs", DENSE_ONLY)
     prepared = tokenizer.preprocess([ModelInput(source, outputs, **given)])[0]
     assert isinstance(prepared, Prepared), prepared
-    assert prepared.cost == len(prepared.payload.ids)
+    assert prepared.tokens == len(prepared.payload.ids)
     assert prepared.batch_key == outputs
     return prepared.payload
 

@@ -95,4 +95,4 @@ def _answer(model: Encoder, request: Request, *, alone: bool) -> Any:
             assert isinstance(row, Row)
             rows[place] = row
     in_order = [rows[place] for place in range(len(prepared))]
-    return plan(request, model.card).finish(in_order, sum(one.cost for one in prepared))
+    return plan(request, model.card).finish(in_order, sum(one.tokens for one in prepared))

@@ -212,7 +212,7 @@ def test_every_text_of_siglip_is_filled_up(kind: str, load_tiny: LoadTiny) -> No
     )
     for prepared in prepare(model, request):
         assert isinstance(prepared.payload, TokenSequence)
-        assert prepared.cost == len(prepared.payload.ids) == 64
+        assert prepared.tokens == len(prepared.payload.ids) == 64
         assert (prepared.payload.unseen_tokens > 0) == (kind == "siglip-masked")
 
 
@@ -285,7 +285,7 @@ def test_images_of_any_shape_have_as_many_patches_as_they_need(load_tiny: LoadTi
     grids = [one.pixels.grid for one in payloads]
     assert all(grid is not None and grid[0] * grid[1] <= 30 for grid in grids)
     assert len({one.tokens for one in payloads}) > 1
-    assert [one.tokens for one in payloads] == [one.cost for one in prepared]
+    assert [one.tokens for one in payloads] == [one.tokens for one in prepared]
     assert len({one.batch_key for one in prepared}) == 1
 
 
@@ -306,7 +306,7 @@ def test_an_image_costs_its_patches_and_what_stands_beside_them(kind: str, token
     request = ClassifyRequest(inputs=(IMAGES[0],)) if "labels" in kind else EmbedRequest(inputs=(IMAGES[0],))
     (prepared,) = prepare(model, request)
     assert isinstance(prepared.payload, PreparedImage)
-    assert prepared.cost == prepared.payload.tokens == tokens
+    assert prepared.tokens == prepared.payload.tokens == tokens
     assert prepared.payload.pixels.values.dtype == np.uint8
 
 

@@ -113,7 +113,7 @@ def test_one_bad_input_does_not_spoil_the_others(small: TextTokenizer) -> None:
     first, second, third = small.preprocess([ModelInput(given, DENSE_ONLY) for given in (good, bad, good)])
     assert isinstance(second, InvalidInput)
     whole = read(small, good)
-    assert first == third == Prepared(whole, cost=len(whole.ids), batch_key=DENSE_ONLY)
+    assert first == third == Prepared(whole, tokens=len(whole.ids), batch_key=DENSE_ONLY)
     assert "half" not in str(second).removeprefix("The input is not valid Unicode: it has half of")
 
 

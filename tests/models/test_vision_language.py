@@ -120,7 +120,7 @@ def ask(model: Encoder, request: Request, *, alone: bool = False) -> Any:
         for place, row in zip(places, found, strict=True):
             assert isinstance(row, Row)
             rows[place] = row
-    return plan(request, model.card).finish(rows, sum(each.cost for each in prepared))
+    return plan(request, model.card).finish(rows, sum(each.tokens for each in prepared))
 
 
 def embed(model: Encoder, *inputs: TextInput | Image, alone: bool = False, **others: Any) -> EmbedResult:
@@ -291,7 +291,7 @@ def test_options_of_an_image_change_how_many_tokens_it_takes(kind: str, tiny_fol
         (prepared,) = read(model, EmbedRequest(inputs=(given,)))
         ids, _ = oracle.tokens(folder, messages, options=options)
         assert prepared.payload.ids == ids[0].tolist()
-        counts.add(prepared.cost)
+        counts.add(prepared.tokens)
         assert apart(dense(model, given), [oracle.conversation(folder, messages, options=options)]) < EXACT
     assert len(counts) == 3
 
@@ -300,7 +300,7 @@ def test_options_of_an_image_change_how_many_tokens_it_takes(kind: str, tiny_fol
 def test_usage_counts_the_tokens_of_images(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     usage = embed(load(kind), *map(said, CONVERSATIONS), TextInput("hello")).usage
     shown = sum(oracle.tokens(tiny_folder(kind), messages)[0].shape[1] for messages in CONVERSATIONS)
-    words = read(load(kind), EmbedRequest(inputs=(TextInput("hello"),)))[0].cost
+    words = read(load(kind), EmbedRequest(inputs=(TextInput("hello"),)))[0].tokens
     assert usage.prompt_tokens == shown + words
 
 
@@ -403,8 +403,10 @@ def test_a_text_without_a_role_is_read_without_what_stands_around_a_query(
     (text,) = read(load(kind), EmbedRequest(inputs=(TextInput("Query: a word"),), outputs=MULTI))
     (marked,) = read(load(kind), EmbedRequest(inputs=(TextInput("a word"),), outputs=MULTI, prompt_name="query"))
     own = len(load(kind).tokenize("Query: a word", add_special_tokens=False).ids)
-    assert text.cost == before + own
-    assert marked.cost == before + len(load(kind).tokenize(PREFIX[kind] + "a word", add_special_tokens=False).ids) + 11
+    assert text.tokens == before + own
+    assert (
+        marked.tokens == before + len(load(kind).tokenize(PREFIX[kind] + "a word", add_special_tokens=False).ids) + 11
+    )
 
 
 # Together and alone, fast and exact, wide and narrow
@@ -526,7 +528,7 @@ def test_a_limit_on_own_tokens_does_not_cut_images(load: Load) -> None:
     model = load("qwen2-vl")
     documents = (chat([("user", [WIDE, "many words " * 9])]),)
     request = ScoreRequest(queries=("x",), documents=documents, max_document_tokens=40)
-    assert [each.cost for each in read(model, request)][1] == 40
+    assert [each.tokens for each in read(model, request)][1] == 40
     with pytest.raises(InvalidInput, match="would cut an image"):
         read(model, ScoreRequest(queries=("x",), documents=documents, max_document_tokens=20))
 

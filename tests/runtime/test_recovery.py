@@ -135,7 +135,7 @@ async def test_items_of_callers_who_left_do_not_pile_up_behind_a_device_that_han
                 prepared = number + 2  # with the first one
                 await until(lambda: engine.statistics().stages[1].done == prepared and not to_batch.waiting)  # noqa: B023
                 caller.cancel_scope.cancel()
-            most = max(most, batch._queue.waiting.cost)
+            most = max(most, batch._queue.waiting.tokens)
         gate.open()
     assert 0 < most <= 2 * 20
 

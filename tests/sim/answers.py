@@ -32,7 +32,7 @@ def wrong_answer(world: World, client: ClientPlan, result: object) -> str | None
             wrong = _wrong_ranking(result, scores(world, client, names))
         case _:
             return "a result of no task"
-    tokens = sum(item.cost * parts(world, client, item) for item in client.items)
+    tokens = sum(item.tokens * parts(world, client, item) for item in client.items)
     if wrong is None and (counted := result.usage.prompt_tokens) != tokens:
         return f"counts {counted} tokens instead of {tokens}"
     return wrong
@@ -67,12 +67,12 @@ def _wrong_row(world: World, output: Output, row: Any, of: tuple[Name, ItemPlan,
     """Explain a row that is not that of an item cut into these parts; None if it is."""
     name, item, many = of
     if output is Output.SPARSE:
-        want: Any = values_of(output, name, item.cost, 0, world.width)
+        want: Any = values_of(output, name, item.tokens, 0, world.width)
         return None if np.array_equal(row.values, want.values) else f"{row.values} instead of {want.values}"
     if output is Output.MULTI_VECTOR:
-        whole = np.asarray(values_of(output, name, item.cost, 0, world.width))
+        whole = np.asarray(values_of(output, name, item.tokens, 0, world.width))
         return _differs(row, whole / np.maximum(np.linalg.norm(whole, axis=1, keepdims=True), 1e-12))
-    each = [np.asarray(values_of(output, name, item.cost, part, world.width)) for part in range(many)]
+    each = [np.asarray(values_of(output, name, item.tokens, part, world.width)) for part in range(many)]
     return _differs(row, sum(each) / many)
 
 
@@ -81,19 +81,19 @@ def scores(world: World, client: ClientPlan, names: list[Name]) -> list[float]:
     if world.model == "cross":
         return [logit(name) for name in names]
     queries, documents = names[: client.queries], names[client.queries :]
-    costs = [item.cost for item in client.items]
+    token_counts = [item.tokens for item in client.items]
     pairs = [(place if client.queries > 1 else 0, place) for place in range(len(documents))]
     made = []
     for query, document in pairs:
-        q = queries[query], costs[query]
-        d = documents[document], costs[client.queries + document]
+        q = queries[query], token_counts[query]
+        d = documents[document], token_counts[client.queries + document]
         made.append(_score(world, q, d))
     return made
 
 
 def _score(world: World, query: tuple[Name, int], document: tuple[Name, int]) -> float:
     output = {"sparse": Output.SPARSE, "late": Output.MULTI_VECTOR}.get(world.model, Output.DENSE)
-    q, d = (values_of(output, name, cost, 0, 4) for name, cost in (query, document))
+    q, d = (values_of(output, name, tokens, 0, 4) for name, tokens in (query, document))
     if isinstance(q, SparseVector) and isinstance(d, SparseVector):
         return _dot(q.values, d.values)
     if output is Output.DENSE:

@@ -243,8 +243,8 @@ def forward_s(world: World, payloads: Sequence[Payload]) -> float:
     if world.device_ticks:
         seconds += ticks(world, world.device_ticks, [payload_name(payload) for payload in payloads])
     if world.token_s:
-        costs = [world.contents[payload_name(payload)].cost for payload in payloads]
-        seconds += world.token_s * (max(costs) * len(costs) if world.pads else sum(costs))
+        token_counts = [world.contents[payload_name(payload)].tokens for payload in payloads]
+        seconds += world.token_s * (max(token_counts) * len(token_counts) if world.pads else sum(token_counts))
     return seconds
 
 

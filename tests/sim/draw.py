@@ -528,24 +528,24 @@ def trouble_that_ends(rng: random.Random, world: World) -> None:
         slots=some(rng, 1, 1, 2),
         pads=rng.random() < 0.3,
     )
-    costs = [rng.randint(1, 2) for _ in range(rng.randint(4, 10) * batch_items)]
+    token_counts = [rng.randint(1, 2) for _ in range(rng.randint(4, 10) * batch_items)]
     now = 0.0
 
-    def ask(costs: Sequence[int], **plan: Any) -> list[ClientPlan]:
+    def ask(token_counts: Sequence[int], **plan: Any) -> list[ClientPlan]:
         """Requests for these items, a few each, all at once; and the time by which each could go alone."""
         nonlocal now
         asked = []
-        for start in range(0, len(costs), 5):
-            items = [ItemPlan(cost) for cost in costs[start : start + 5]]
+        for start in range(0, len(token_counts), 5):
+            items = [ItemPlan(tokens) for tokens in token_counts[start : start + 5]]
             asked.append(ClientPlan(number=len(calm.clients), arrives_at=round(now, 6), items=items, **plan))
             calm.clients.append(asked[-1])
-        now += sum(2 * calm.forward_s + 4 * calm.token_s for _ in costs) + 20 * TICK_S
+        now += sum(2 * calm.forward_s + 4 * calm.token_s for _ in token_counts) + 20 * TICK_S
         return asked
 
-    ask(costs[: 2 * batch_items])
-    ask(costs, phase="before")
+    ask(token_counts[: 2 * batch_items])
+    ask(token_counts, phase="before")
     calm.memory_short_from = round(now, 6)
-    for client in ask(costs * some(rng, 1, 3)):
+    for client in ask(token_counts * some(rng, 1, 3)):
         if rng.random() < 0.1:
             client.leaves_at = client.arrives_at + ticks(rng, 30)
         for item in client.items:
@@ -555,5 +555,5 @@ def trouble_that_ends(rng: random.Random, world: World) -> None:
     if rng.random() < 0.7:
         calm.out_of_memory_above = rng.randint(1, batch_items)
     ask([2] * (40 * batch_items))
-    ask(costs, phase="after")
+    ask(token_counts, phase="after")
     world.__dict__.update(calm.__dict__)

@@ -93,13 +93,13 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
 
     def watched_take(should_keep: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Item[Payload]] | None:
         now = watch.now()
-        waiting_cost = sum(
-            item.cost for item in former.queue if not item.ticket.settled and item.ticket.deadline >= now
+        waiting_tokens = sum(
+            item.tokens for item in former.queue if not item.ticket.settled and item.ticket.deadline >= now
         )
-        watch.unwanted_cost(former.queue.waiting.cost, waiting_cost)
+        watch.unwanted_tokens(former.queue.waiting.tokens, waiting_tokens)
         batch: Batch[Item[Payload]] | None = take(should_keep, running)
         if batch is not None:
-            watch.batch_formed(lane, batch, waiting_cost, in_hand=stage._slots.running + stage._slots.ahead)
+            watch.batch_formed(lane, batch, waiting_tokens, in_hand=stage._slots.running + stage._slots.ahead)
         if not former.queue and (remembered := former.queue.tenants):
             watch.fail(f"nothing waits, and {remembered} tenants are remembered")
         return batch
@@ -178,7 +178,7 @@ def left_waiting(engine: Engine) -> list[str]:
     return [
         batch.meter.name
         for batch in engine._pipeline.batch.values()
-        if batch.waiting or batch._coalescer._led or batch._coalescer._joined or batch._former.queue.waiting.cost
+        if batch.waiting or batch._coalescer._led or batch._coalescer._joined or batch._former.queue.waiting.tokens
     ]
 
 

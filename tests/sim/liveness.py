@@ -57,8 +57,8 @@ def _works(watch: Watch) -> Iterator[_Work]:
             continue
         ticket = watch.tickets[client.number]
         began, ended = client.arrives_at, ticket.times[0]
-        costs = [item.cost for item in client.items for _ in range(parts(world, client, item))]
-        yield _Work(client, began, ended, sum(forward_s(world, cost) for cost in costs), sum(costs))
+        token_counts = [item.tokens for item in client.items for _ in range(parts(world, client, item))]
+        yield _Work(client, began, ended, sum(forward_s(world, tokens) for tokens in token_counts), sum(token_counts))
 
 
 def forward_s(world: World, tokens: int) -> float:
@@ -75,8 +75,8 @@ def _share_s(world: World, of: _Work, tokens: int) -> float:
     taken, seconds = 0, 0.0
     for item in of.client.items:
         for _ in range(parts(world, of.client, item)):
-            seconds += forward_s(world, item.cost)
-            taken += item.cost
+            seconds += forward_s(world, item.tokens)
+            taken += item.tokens
             if taken > tokens:
                 return seconds
     return seconds
@@ -89,7 +89,7 @@ def _fetch_s(client: ClientPlan) -> float:
 def fair_s(world: World, work: _Work, others: list[_Work]) -> float:
     """Return a request's time alone and its fair part of the others, in seconds."""
     config, client = world.config, work.client
-    largest = max(config.batch_tokens("cpu"), *(item.cost for item in world.contents.values()))
+    largest = max(config.batch_tokens("cpu"), *(item.tokens for item in world.contents.values()))
     begun_s = (2 * world.slots + 2) * forward_s(world, largest)
     """Seconds of batches that run, are queued, or are cut, in both lanes."""
     own = {True: 0.0, False: 0.0}

@@ -61,14 +61,14 @@ SCORING: Mapping[Kind, Any] = {
 }
 
 
-def numbers(name: Name, cost: int, part: int = 0) -> list[float]:
+def numbers(name: Name, tokens: int, part: int = 0) -> list[float]:
     """Return the row of an item; items with different contents have different rows."""
-    return [name[0], name[1], cost + 1000 * part, name[0] * 1000 + name[1]]
+    return [name[0], name[1], tokens + 1000 * part, name[0] * 1000 + name[1]]
 
 
-def values_of(output: Output, name: Name, cost: int, part: int, width: int) -> Values:
+def values_of(output: Output, name: Name, tokens: int, part: int, width: int) -> Values:
     """One output of an item, or of a part of it."""
-    four: NDArray[np.float32] = np.array(numbers(name, cost, part), dtype=np.float32)
+    four: NDArray[np.float32] = np.array(numbers(name, tokens, part), dtype=np.float32)
     match output:
         case Output.DENSE:
             return np.pad(four, (0, width - 4)) if width > 4 else four
@@ -133,11 +133,11 @@ class SimModel:
         key = item.key, isinstance(given.source, Image), given.outputs
         if isinstance(given.source, Image):
             pixels = Pixels(np.array(name, dtype=np.float32))
-            return Prepared(PreparedImage(pixels, given.outputs, 1), item.cost, key)
+            return Prepared(PreparedImage(pixels, given.outputs, 1), item.tokens, key)
         images = tuple(Pixels(np.zeros(1, dtype=np.uint8)) for _ in given.images)
         parts = item.parts if given.may_split else 1
         made: list[Prepared[Payload]] = [
-            Prepared(TokenSequence([*name, part], given.outputs, images=images), item.cost, key)
+            Prepared(TokenSequence([*name, part], given.outputs, images=images), item.tokens, key)
             for part in range(parts)
         ]
         return tuple(made) if parts > 1 else made[0]
@@ -157,10 +157,10 @@ class SimModel:
         if "out of memory" in faults:
             raise OutOfMemory("no room")
         if most is not None and len(payloads) > most:
-            costs = [item.cost for item in items]
+            token_counts = [item.tokens for item in items]
             if not self._has_hopeless_items:  # for one of these the budget is left as it is
-                cost = max(costs) * len(costs) if self._world.pads else sum(costs)
-                self._watch.out_of_memory(lane, cost, payloads)
+                tokens = max(token_counts) * len(token_counts) if self._world.pads else sum(token_counts)
+                self._watch.out_of_memory(lane, tokens, payloads)
             raise OutOfMemory("no room")
         if "forward raises" in faults:
             raise ValueError("poison")
@@ -172,7 +172,7 @@ class SimModel:
 
     def _row(self, payload: Payload, name: Name, item: ItemPlan) -> Row:
         part = payload_part(payload)
-        values = {output: values_of(output, name, item.cost, part, self._world.width) for output in payload.outputs}
+        values = {output: values_of(output, name, item.tokens, part, self._world.width) for output in payload.outputs}
         return Row(values, payload)
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:

@@ -106,7 +106,7 @@ def rows_put_at_the_index_of_another_item() -> Plan:
 @mutation
 def index_lost_between_stages() -> Plan:
     def carrying(self: Item[Any], payload: object, *, sent_at: float) -> Item[Any]:
-        return Item(self.ticket, 0, payload, sent_at, self.cost, self.batch_key)
+        return Item(self.ticket, 0, payload, sent_at, self.tokens, self.batch_key)
 
     return [(Item, "carrying", carrying)]
 
@@ -117,7 +117,7 @@ def rows_given_to_the_ticket_of_another_item() -> Plan:
 
     def deliver(self: PostprocessStage[Any], items: Sequence[Item[Any]]) -> list[tuple[Ticket, float]]:
         turned = [
-            Item(other.ticket, other.index, item.payload, other.sent_at, other.cost, other.batch_key)
+            Item(other.ticket, other.index, item.payload, other.sent_at, other.tokens, other.batch_key)
             for item, other in zip(items, [*items[1:], items[0]], strict=True)
         ]
         return original(self, turned)
@@ -131,7 +131,7 @@ def answer_made_before_the_last_row() -> Plan:
         if self.settled:
             return False
         self._rows[item.index] = item.payload
-        self.timeline.tokens += item.cost
+        self.timeline.tokens += item.tokens
         self._left = max(0, self._left - 1)
         if self._left == 1:
             self._left = 0
@@ -145,7 +145,7 @@ def tokens_of_the_usage_not_counted() -> Plan:
     original = Ticket.deliver
 
     def deliver(self: Ticket, item: Item[object], numbers: int = 0) -> bool:
-        return original(self, replace(item, cost=min(item.cost, 5)), numbers)
+        return original(self, replace(item, tokens=min(item.tokens, 5)), numbers)
 
     return [(Ticket, "deliver", deliver)]
 
@@ -416,9 +416,9 @@ def budget_never_lowered() -> Plan:
 def budget_below_every_item_stays_there() -> Plan:
     original = Budget.observe
 
-    def observe(self: Budget, cost: int, seconds: float, *, was_limit: bool) -> None:
-        if cost <= self.tokens:
-            original(self, cost, seconds, was_limit=was_limit)
+    def observe(self: Budget, tokens: int, seconds: float, *, was_limit: bool) -> None:
+        if tokens <= self.tokens:
+            original(self, tokens, seconds, was_limit=was_limit)
 
     return [(Budget, "observe", observe)]
 
@@ -436,7 +436,7 @@ def budget_lowered_for_an_item_that_fails_alone() -> Plan:
         results = await original(self, batch, execution)
         if execution.out_of_memory:
             self._budget.out_of_memory(1)
-            self._former.max_cost = self._budget.tokens
+            self._former.max_batch_tokens = self._budget.tokens
         return results
 
     return [(BatchStage, "_run", run)]

@@ -63,7 +63,7 @@ class Node:
 
     def finish(self, item: Item[Any]) -> float:
         """Return the node's finish tag if this item goes next."""
-        return self.start + item.cost / self.weight
+        return self.start + item.tokens / self.weight
 
     @property
     def keys(self) -> set[Hashable]:
@@ -100,8 +100,8 @@ class Reference:
         path = self.path(item)
         for node in path:
             node.weights = node.weights or sum(child.weight for child in node.children.values())
-            node.had += item.cost
-            node.start += item.cost / node.weight
+            node.had += item.tokens
+            node.start += item.tokens / node.weight
         path[-1].items.remove(item)
         self.tags[id(item.ticket)] = path[-1].start
 
@@ -143,8 +143,8 @@ def _check(seed: int) -> str | None:
     slots = rng.choice((1, 1, 2))
     former: BatchFormer[Item[int]] = BatchFormer(
         max_items=rng.choice((1, 3, 16)),
-        max_cost=rng.choice((10, 40)),
-        least_cost=rng.choice((3, 10)),
+        max_batch_tokens=rng.choice((10, 40)),
+        min_batch_tokens=rng.choice((3, 10)),
         pads=False,
         slots=slots,
     )
@@ -157,8 +157,8 @@ def _check(seed: int) -> str | None:
             former.queue.add(item)
             reference.add(item)
         for ticket in tickets:
-            if not 0 <= (ahead := former.queue.ahead(ticket)) <= (cost := former.queue.waiting.cost):
-                return f"{ahead} of {cost} tokens are ahead of a request"
+            if not 0 <= (ahead := former.queue.ahead(ticket)) <= (tokens := former.queue.waiting.tokens):
+                return f"{ahead} of {tokens} tokens are ahead of a request"
         running = rng.choice((0, 0, 5, 20))
         if rng.random() < 0.7 and (wrong := _compare(former, reference, running, slots)) is not None:
             return wrong
@@ -175,16 +175,16 @@ def _ticket(rng: random.Random, bulk: float, tenants: int) -> Ticket:
 
 
 def _compare(former: BatchFormer[Item[int]], reference: Reference, running: int, slots: int) -> str | None:
-    waiting, least = reference.root.waiting, former._least_cost
+    waiting, least = reference.root.waiting, former._min_batch_tokens
 
     def queued(items: list[Item[Any]]) -> int:
-        return min(sum(item.cost for item in items), len({item.ticket for item in items}) * least)
+        return min(sum(item.tokens for item in items), len({item.ticket for item in items}) * least)
 
-    budget = min(former.max_cost, max(least, queued(waiting) // QUEUE_IN_BATCHES))
+    budget = min(former.max_batch_tokens, max(least, queued(waiting) // QUEUE_IN_BATCHES))
     is_full = queued([item for item in waiting if item.ticket.priority is Priority.INTERACTIVE]) > budget
     if former.has_full_batch != is_full:
         return f"so much waits that a batch may be cut ahead: {former.has_full_batch}"
-    limit = min(budget, ceil((former.queue.waiting.cost + running) / slots)) if running else budget
+    limit = min(budget, ceil((former.queue.waiting.tokens + running) / slots)) if running else budget
     batch = former.take(lambda _: True, running)
     if batch is None:
         return "nothing goes, and something waits" if waiting else None
@@ -223,12 +223,12 @@ def _fork(reference: Reference) -> Reference:
 
 def _compare_end(batch: Batch[Item[int]], reference: Reference, limit: int, most_items: int) -> str | None:
     """Check the end of a batch, after the reference has taken its items."""
-    cost = sum(item.cost for item in batch.items)
-    if cost > limit and len(batch.items) > 1:
-        return f"a batch of {cost} tokens, and {limit} are to be had"
+    tokens = sum(item.tokens for item in batch.items)
+    if tokens > limit and len(batch.items) > 1:
+        return f"a batch of {tokens} tokens, and {limit} are to be had"
     following = reference.root.next(batch.items[0].batch_key)
-    if len(batch.items) < most_items and following and all(cost + one.cost <= limit for one in following):
-        return f"a batch of {cost} tokens, {limit} are to be had, and more could have gone"
+    if len(batch.items) < most_items and following and all(tokens + one.tokens <= limit for one in following):
+        return f"a batch of {tokens} tokens, {limit} are to be had, and more could have gone"
     if not following and batch.trigger is not BatchTrigger.DEMAND:
         return f"all have gone, and the batch was cut by its {batch.trigger}"
     return None

@@ -266,7 +266,7 @@ class Watch:
         if self.ended:
             self.fail("preprocess began after the engine had ended")
 
-    def batch_formed(self, lane: Lane, batch: Batch[Item[Payload]], waiting_cost: int, *, in_hand: int) -> None:
+    def batch_formed(self, lane: Lane, batch: Batch[Item[Payload]], waiting_tokens: int, *, in_hand: int) -> None:
         items, config, now = batch.items, self.world.config, self.now()
         if in_hand > self.world.slots:
             self.fail(f"a batch was cut while {in_hand} others were in hand")
@@ -280,21 +280,23 @@ class Watch:
         self.worked_on |= {(self.scope_of(ticket), name) for ticket, name, _, _ in work}
         if config.coalesce and len(work) < len(items):
             self.fail("a batch has the same work of a request twice")
-        costs = [item.cost for item in items]
-        cost = max(costs) * len(costs) if self.world.pads else sum(costs)
-        if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
-            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
+        token_counts = [item.tokens for item in items]
+        tokens = max(token_counts) * len(token_counts) if self.world.pads else sum(token_counts)
+        if tokens != batch.tokens or (tokens > config.batch_tokens("cpu") and len(items) > 1):
+            self.fail(
+                f"a batch of {tokens} tokens; it says {batch.tokens}, and {config.batch_tokens('cpu')} are allowed"
+            )
         if len(items) > config.max_batch_items:
             self.fail(f"a batch of {len(items)} items")
         too_much, since = self.too_much.get(lane, (math.inf, now))
         if now > since + EPSILON and not in_hand:  # that batch is over
-            if cost >= too_much and len(items) > 1:
-                self.fail(f"a batch of {cost} tokens, when the device has just had no room for {too_much}")
+            if tokens >= too_much and len(items) > 1:
+                self.fail(f"a batch of {tokens} tokens, when the device has just had no room for {too_much}")
             del self.too_much[lane]
         if len({item.batch_key for item in items}) > 1:
             self.fail("a batch of several keys")
-        if waiting_cost > config.waiting_tokens + self._underestimated():
-            self.fail(f"{waiting_cost} tokens wait for the device")
+        if waiting_tokens > config.waiting_tokens + self._underestimated():
+            self.fail(f"{waiting_tokens} tokens wait for the device")
         # Answers that take their time hold up the device, through bounded channels, as they are meant to.
         if self.world.liveness and not self.world.codec_ticks and not self.on_device.total():
             since = max(self.device_idle_since, min(item.sent_at for item in items))
@@ -303,7 +305,7 @@ class Watch:
             if now - since > UNATTENDED_S + self._batch_wait_s():
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
 
-    def unwanted_cost(self, waits: int, wanted: int) -> None:
+    def unwanted_tokens(self, waits: int, wanted: int) -> None:
         """Note the tokens that wait for the device, and those of them that are wanted."""
         self.most_wanted = max(self.most_wanted, wanted)
         if waits > 2 * max(self.world.config.waiting_tokens, self.most_wanted) + self._underestimated():
@@ -312,7 +314,7 @@ class Watch:
     def _underestimated(self) -> int:
         """Tokens of inputs on their way to the device: estimates of them may be too low so far."""
         config = self.world.config
-        most = max((item.cost * item.parts for item in self.world.contents.values()), default=0)
+        most = max((item.tokens * item.parts for item in self.world.contents.values()), default=0)
         lists = 2 * config.channel_capacity + config.preprocess_limit + config.image_preprocess_threads + 2
         return lists * config.chunk_items * most
 

@@ -76,7 +76,7 @@ class FetchPlan:
 class ItemPlan:
     """One input of a request. All items of a world that say the same are alike: see `World`."""
 
-    cost: int = 1
+    tokens: int = 1
     """Tokens."""
     key: str | None = None
     fault: ItemFault | None = None
@@ -136,7 +136,7 @@ class ClientPlan:
 
     @property
     def body_bytes(self) -> int:
-        return 4 * sum(item.cost for item in self.items) if self.size is None else self.size
+        return 4 * sum(item.tokens for item in self.items) if self.size is None else self.size
 
     @property
     def compares(self) -> bool:
@@ -262,7 +262,7 @@ def work_of(world: World, phase: Phase) -> list[tuple[float, list[int]]]:
     """Return the clients' arrivals in a phase, from the first on, and their items' tokens."""
     clients = [client for client in world.clients if client.phase == phase]
     first_at = min((client.arrives_at for client in clients), default=0.0)
-    return [(round(client.arrives_at - first_at, 6), [item.cost for item in client.items]) for client in clients]
+    return [(round(client.arrives_at - first_at, 6), [item.tokens for item in client.items]) for client in clients]
 
 
 def said(client: ClientPlan, index: int) -> Name:
@@ -276,8 +276,8 @@ def alike(world: World) -> World:
     for client in world.clients:
         for index, item in enumerate(client.items):
             first = world.contents[said(client, index)]
-            item.cost, item.key, item.fault, item.images, item.parts = (
-                first.cost, first.key, first.fault, first.images, first.parts,
+            item.tokens, item.key, item.fault, item.images, item.parts = (
+                first.tokens, first.key, first.fault, first.images, first.parts,
             )  # fmt: skip
     return world
 
@@ -322,7 +322,7 @@ def from_json(given: Mapping[str, Any]) -> World:
         raise ValueError("two clients have the same number")
     if any(not client.items or client.arrives_at < 0 for client in world.clients):
         raise ValueError("a client has no items, or comes before the start")
-    if any(item.cost < 1 or item.parts < 1 for item in world.contents.values()):
+    if any(item.tokens < 1 or item.parts < 1 for item in world.contents.values()):
         raise ValueError("an item has no tokens, or no parts")
     if any(item.says is not None and len(item.says) != 2 for client in world.clients for item in client.items):
         raise ValueError("an item says what a client has said at a place")

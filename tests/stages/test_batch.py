@@ -41,7 +41,7 @@ def capitals(texts: Sequence[str]) -> Sequence[Outcome]:
 
 
 class World:
-    """A batch stage between two channels. A letter costs a token; its row is the capital."""
+    """A batch stage between two channels. A letter is a token; its row is the capital."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class World:
         self.gate.set()
         self._run = forward
         self._device = anyio.Semaphore(slots)
-        former = BatchFormer[Item[str]](max_items=100, max_cost=max_tokens, pads=False, slots=slots)
+        former = BatchFormer[Item[str]](max_items=100, max_batch_tokens=max_tokens, pads=False, slots=slots)
         self.budget = Budget(max_tokens)
         self.stage = BatchStage[str, str](
             self.items.receiver,
@@ -93,7 +93,8 @@ class World:
         ticket = Ticket(Request, lambda result: result, NoLoad())
         ticket.expect(a_plan(len(texts)))
         items = [
-            Item(ticket, index, text, self.clock.now, cost=len(text), identity=text) for index, text in enumerate(texts)
+            Item(ticket, index, text, self.clock.now, tokens=len(text), identity=text)
+            for index, text in enumerate(texts)
         ]
         assert self.items.sender.send_nowait(items)
         return ticket

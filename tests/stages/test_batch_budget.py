@@ -13,8 +13,8 @@ def run(budget: Budget, batches: int, *, each_s: float, fixed_s: float = 0.0) ->
     """Full batches on a device of this pace; the budget after each."""
     budgets = []
     for _ in range(batches):
-        cost = budget.tokens
-        budget.observe(cost, fixed_s + cost * each_s, was_limit=True)
+        tokens = budget.tokens
+        budget.observe(tokens, fixed_s + tokens * each_s, was_limit=True)
         budgets.append(budget.tokens)
     return budgets
 
@@ -45,7 +45,7 @@ def test_a_device_that_becomes_slower_gets_smaller_batches_and_larger_ones_when_
 
 
 @pytest.mark.parametrize(
-    ("cost", "seconds", "was_limit", "what"),
+    ("tokens", "seconds", "was_limit", "what"),
     [
         (400, 9.0, True, "of less than half of it"),
         (1200, 9.0, True, "cut under a larger one"),
@@ -53,9 +53,9 @@ def test_a_device_that_becomes_slower_gets_smaller_batches_and_larger_ones_when_
         (800, 0.1, False, "in time to the second"),
     ],
 )
-def test_some_batches_say_nothing_of_it(cost: int, seconds: float, was_limit: bool, what: str) -> None:
+def test_some_batches_say_nothing_of_it(tokens: int, seconds: float, was_limit: bool, what: str) -> None:
     budget = Budget(2000, start=1000, target_s=0.1)
-    budget.observe(cost, seconds, was_limit=was_limit)
+    budget.observe(tokens, seconds, was_limit=was_limit)
     assert budget.tokens == 1000, what
 
 

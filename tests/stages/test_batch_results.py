@@ -34,7 +34,7 @@ class Kept:
 class World:
     def __init__(self) -> None:
         self.kept, self.frozen = Kept(), list[str]()
-        self.former = BatchFormer[Item[str]](max_items=10, max_cost=100, pads=True)
+        self.former = BatchFormer[Item[str]](max_items=10, max_batch_tokens=100, pads=True)
         self.coalescer = Coalescer(self.former)
         self.meter = StageMeter("batch", 1)
         sharing: Sharing[str, str] = Sharing(freeze=self.frozen.append, kept=self.kept)
@@ -43,7 +43,7 @@ class World:
     def item(self, text: str, *, sent_at: float = 0.0) -> Item[str]:
         ticket = Ticket(Request, lambda result: result, NoLoad())
         ticket.expect(a_plan(1))
-        return Item(ticket, 0, text, sent_at, cost=len(text), identity=text)
+        return Item(ticket, 0, text, sent_at, tokens=len(text), identity=text)
 
     def settle(self, *items: Item[str], results: list[str | ModelFailed]) -> list[Item[str]]:
         for item in items:

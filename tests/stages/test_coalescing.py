@@ -57,18 +57,20 @@ class World:
     """A queue, a device that is asked by hand, and requests of one-letter works.
 
     Args:
-        max_cost: Of a batch.
+        max_batch_tokens: Of a batch.
         coalesce: See `Coalescer`.
         pads: See `BatchFormer`.
         even: Whether works are of two tokens; else each has a number of its own, up to `MOST`.
     """
 
-    COST = 2
+    TOKENS = 2
     MOST = 13
 
-    def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False, even: bool = True) -> None:
+    def __init__(
+        self, *, max_batch_tokens: int = 100, coalesce: bool = True, pads: bool = False, even: bool = True
+    ) -> None:
         self.even = even
-        self.builder: BatchFormer[Item[str]] = BatchFormer(max_items=100, max_cost=max_cost, pads=pads)
+        self.builder: BatchFormer[Item[str]] = BatchFormer(max_items=100, max_batch_tokens=max_batch_tokens, pads=pads)
         self.flights = Coalescer(self.builder, coalesce=coalesce)
         self.loads: dict[Ticket, CountingLoad] = {}
 
@@ -77,9 +79,9 @@ class World:
         ticket = Ticket(Request, lambda result: None, load, tenant=tenant, priority=priority)
         self.loads[ticket] = load
         for index, work in enumerate(works):
-            cost = self.COST if self.even else ord(work) * 7 % self.MOST + 1
-            load.tokenized(None, cost)
-            self.flights.add(Item(ticket, index, work, 0.0, cost, None, 0, work.encode()))
+            tokens = self.TOKENS if self.even else ord(work) * 7 % self.MOST + 1
+            load.tokenized(None, tokens)
+            self.flights.add(Item(ticket, index, work, 0.0, tokens, None, 0, work.encode()))
         return ticket
 
     def next_batch(self) -> Sequence[Item[str]] | None:
@@ -90,7 +92,7 @@ class World:
         """The device has done a batch: whose rows there are now, and of which work."""
         rows: list[tuple[Ticket, int, str]] = []
         for item in batch:
-            self.loads[item.ticket].computed(None, item.cost)
+            self.loads[item.ticket].computed(None, item.tokens)
             for one in (item, *self.flights.land(item)):
                 assert one.payload == item.payload
                 rows.append((one.ticket, one.index, one.payload))
@@ -120,7 +122,7 @@ class World:
 def test_of_those_that_are_alike_one_goes_and_all_get_its_row() -> None:
     world = World()
     one, two = world.asks("ab"), world.asks("aa")
-    assert (len(world.builder.queue), world.builder.queue.waiting.cost, world.flights.following) == (2, 4, 2)
+    assert (len(world.builder.queue), world.builder.queue.waiting.tokens, world.flights.following) == (2, 4, 2)
     assert (world.loads[one].tokens, world.loads[two].tokens) == (4, 0), "who follows has nothing to do on the device"
     batch = world.next_batch()
     assert batch is not None
@@ -155,7 +157,7 @@ def test_without_identities_and_without_coalescing_each_goes_by_itself() -> None
 
 
 def test_a_small_request_does_not_wait_for_the_turn_of_a_large_one_that_asks_for_the_same() -> None:
-    world = World(max_cost=4)
+    world = World(max_batch_tokens=4)
     large, small = world.asks("abcdefghijz"), world.asks("z")
     batch = world.next_batch()
     assert batch is not None
@@ -167,7 +169,7 @@ def test_a_small_request_does_not_wait_for_the_turn_of_a_large_one_that_asks_for
 
 
 def test_when_the_leader_leaves_the_next_one_goes_in_the_turn_that_it_would_have_had() -> None:
-    world = World(max_cost=World.COST)
+    world = World(max_batch_tokens=World.TOKENS)
     leader = world.asks("a")
     follower = world.asks("a")
     third = world.asks("b")
@@ -180,7 +182,7 @@ def test_when_the_leader_leaves_the_next_one_goes_in_the_turn_that_it_would_have
         first = world.next_batch()
     assert first is not None
     assert [item.ticket for item in first] == [follower]
-    assert world.loads[follower].tokens == World.COST, "it is to go through the device after all"
+    assert world.loads[follower].tokens == World.TOKENS, "it is to go through the device after all"
     assert world.land(first) == [(follower, 0, "a")]
     assert world.loads[follower].tokens == 0
 
@@ -256,13 +258,13 @@ def test_nobody_waits_longer_than_if_each_were_worked_on_by_itself(
         gone: Counter[RequestClass | None] = Counter()
         while batch := world.next_batch():
             for item in batch:
-                gone[None if even else requests[tickets.index(item.ticket)][1]] += item.cost
+                gone[None if even else requests[tickets.index(item.ticket)][1]] += item.tokens
             for ticket, index, _ in world.land(batch):
                 place = tickets.index(ticket)
                 after[place, index] = gone[None if even else requests[place][1]]
         return after
 
-    shared, alone = (waits(World(max_cost=1, even=even, coalesce=coalesce)) for coalesce in (True, False))
+    shared, alone = (waits(World(max_batch_tokens=1, even=even, coalesce=coalesce)) for coalesce in (True, False))
     assert shared.keys() == alone.keys()
     siblings = Counter(asker for _, asker in requests)
     late = {
@@ -285,9 +287,9 @@ steps = st.lists(
 
 @given(steps, st.integers(1, 12), st.booleans())
 def test_each_request_that_waits_gets_one_row_whatever_happens(
-    script: list[tuple[str, int | tuple[str, RequestClass]]], max_cost: int, pads: bool
+    script: list[tuple[str, int | tuple[str, RequestClass]]], max_batch_tokens: int, pads: bool
 ) -> None:
-    world = World(max_cost=max_cost, pads=pads)
+    world = World(max_batch_tokens=max_batch_tokens, pads=pads)
     asked: dict[tuple[Ticket, int], str] = {}
     got: dict[tuple[Ticket, int], list[str]] = {}
     on_device: list[Sequence[Item[str]]] = []

@@ -19,27 +19,27 @@ from tests.doubles import NoLoad, wait_in
 MOST = 40
 """Tokens of an item."""
 
-costs = st.lists(st.integers(1, MOST), min_size=1, max_size=12)
-requests = st.lists(costs, min_size=1, max_size=6)
+token_counts = st.lists(st.integers(1, MOST), min_size=1, max_size=12)
+requests = st.lists(token_counts, min_size=1, max_size=6)
 
 
 def a_ticket(tenant: Hashable) -> Ticket:
     return Ticket(Request, lambda result: None, NoLoad(), tenant=tenant)
 
 
-def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchFormer[Item[int]]:
-    return BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
+def a_builder(*, max_batch_tokens: int = 100, max_items: int = 1000, pads: bool = False) -> BatchFormer[Item[int]]:
+    return BatchFormer(max_items=max_items, max_batch_tokens=max_batch_tokens, pads=pads)
 
 
 def ask(
     builder: BatchFormer[Item[int]],
-    costs: Sequence[int],
+    token_counts: Sequence[int],
     tenant: Hashable = None,
     priority: Priority = Priority.INTERACTIVE,
     key: Hashable = None,
 ) -> Ticket:
     ticket = Ticket(Request, lambda result: None, NoLoad(), tenant=tenant, priority=priority)
-    wait_in(builder, [Item(ticket, place, place, 0.0, cost, key) for place, cost in enumerate(costs)])
+    wait_in(builder, [Item(ticket, place, place, 0.0, tokens, key) for place, tokens in enumerate(token_counts)])
     return ticket
 
 
@@ -52,7 +52,7 @@ def take(builder: BatchFormer[Item[int]]) -> Batch[Item[int]]:
 def tokens_by_tenant(batch: Batch[Item[int]]) -> Counter[Hashable]:
     tokens: Counter[Hashable] = Counter()
     for item in batch.items:
-        tokens[item.ticket.tenant] += item.cost
+        tokens[item.ticket.tenant] += item.tokens
     return tokens
 
 
@@ -71,15 +71,15 @@ def poured(amount: float, backlogs: Sequence[float]) -> list[float]:
 
 @given(st.lists(requests, min_size=1, max_size=5), st.integers(1, 200))
 def test_tenants_and_their_requests_get_what_a_fluid_would_give_them(
-    wanted: list[list[list[int]]], max_cost: int
+    wanted: list[list[list[int]]], max_batch_tokens: int
 ) -> None:
-    builder = a_builder(max_cost=max_cost)
-    tickets = [[ask(builder, costs, tenant) for costs in each] for tenant, each in enumerate(wanted)]
-    backlogs = [[sum(costs) for costs in each] for each in wanted]
+    builder = a_builder(max_batch_tokens=max_batch_tokens)
+    tickets = [[ask(builder, token_counts, tenant) for token_counts in each] for tenant, each in enumerate(wanted)]
+    backlogs = [[sum(token_counts) for token_counts in each] for each in wanted]
     got: Counter[Ticket] = Counter()
     while builder.queue:
         for item in take(builder).items:
-            got[item.ticket] += item.cost
+            got[item.ticket] += item.tokens
         shares = poured(got.total(), [sum(each) for each in backlogs])
         for tenant, of_tenant in enumerate(tickets):
             has = sum(got[ticket] for ticket in of_tenant)
@@ -89,11 +89,11 @@ def test_tenants_and_their_requests_get_what_a_fluid_would_give_them(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("ab"), costs), min_size=1, max_size=30),
+    st.lists(st.tuples(st.sampled_from("ab"), token_counts), min_size=1, max_size=30),
     st.integers(1, 200),
     st.sampled_from((1, 2, 5)),
 )
-@example(arrivals=[("a", [40] * 12)] * 2 + [("b", [1])] * 5 + [("b", [40] * 9)], max_cost=133, at_once=2)
+@example(arrivals=[("a", [40] * 12)] * 2 + [("b", [1])] * 5 + [("b", [40] * 9)], max_batch_tokens=133, at_once=2)
 @example(
     arrivals=[
         *[("a", [1])] * 4,
@@ -108,20 +108,20 @@ def test_tenants_and_their_requests_get_what_a_fluid_would_give_them(
         ("a", [13]),
         ("b", [1]),
     ],
-    max_cost=133,
+    max_batch_tokens=133,
     at_once=2,
 )
 def test_of_two_tenants_that_wait_none_is_ever_far_ahead(
-    arrivals: list[tuple[str, list[int]]], max_cost: int, at_once: int
+    arrivals: list[tuple[str, list[int]]], max_batch_tokens: int, at_once: int
 ) -> None:
-    builder = a_builder(max_cost=max_cost)
+    builder = a_builder(max_batch_tokens=max_batch_tokens)
     left: Counter[str] = Counter()
     lead, least, most = 0, 0, 0
     coming = list(arrivals)
     while coming or builder.queue:
-        for tenant, costs in coming[:at_once]:
-            ask(builder, costs, tenant)
-            left[tenant] += sum(costs)
+        for tenant, token_counts in coming[:at_once]:
+            ask(builder, token_counts, tenant)
+            left[tenant] += sum(token_counts)
         coming = coming[at_once:]
         if not builder.queue:
             continue
@@ -138,7 +138,7 @@ def test_of_two_tenants_that_wait_none_is_ever_far_ahead(
 
 
 def test_one_request_does_not_wait_for_the_thousand_of_another_tenant() -> None:
-    builder = a_builder(max_cost=100)
+    builder = a_builder(max_batch_tokens=100)
     for _ in range(1000):
         ask(builder, [10], "heavy")
     take(builder)
@@ -147,13 +147,13 @@ def test_one_request_does_not_wait_for_the_thousand_of_another_tenant() -> None:
     served, left = 0, 20
     while left:
         batch = take(builder)
-        served += batch.cost
+        served += batch.tokens
         left -= sum(item.ticket is light for item in batch.items)
     assert served <= 2 * 200 + 100, "it has half of the device"
 
 
 def test_a_tenant_that_pauses_after_each_item_gains_nothing() -> None:
-    builder = a_builder(max_cost=500)
+    builder = a_builder(max_batch_tokens=500)
     got: Counter[Hashable] = Counter()
     ask(builder, [20] * 5000, "steady")
     for _ in range(150):
@@ -165,7 +165,7 @@ def test_a_tenant_that_pauses_after_each_item_gains_nothing() -> None:
 
 @pytest.mark.parametrize("same_tenant", [False, True])
 def test_who_uses_the_room_that_visitors_leave_owes_it_to_nobody(same_tenant: bool) -> None:
-    builder = a_builder(max_cost=100)
+    builder = a_builder(max_batch_tokens=100)
     visitor = "steady" if same_tenant else "visitor"
     steady = ask(builder, [20] * 5000, "steady")
     for _ in range(100):
@@ -175,12 +175,12 @@ def test_who_uses_the_room_that_visitors_leave_owes_it_to_nobody(same_tenant: bo
     tokens: Counter[Ticket] = Counter()
     for _ in range(10):
         for item in take(builder).items:
-            tokens[item.ticket] += item.cost
+            tokens[item.ticket] += item.tokens
     assert abs(tokens[newcomer] - tokens[steady]) <= 2 * 20
 
 
 def test_a_tenant_gets_on_however_many_new_ones_come() -> None:
-    builder = a_builder(max_cost=20)
+    builder = a_builder(max_batch_tokens=20)
     ask(builder, [10] * 30, "large")
     batches, left, number = 0, 30, 0
     while left:
@@ -195,9 +195,9 @@ def test_a_tenant_gets_on_however_many_new_ones_come() -> None:
 def test_where_small_entries_go_first_one_passes_large_ones_and_none_of_these_starves(same_tenant: bool) -> None:
     queue = FairQueue[Item[int]]()
 
-    def add(number: int, cost: int) -> None:
+    def add(number: int, tokens: int) -> None:
         ticket = tickets.setdefault(number, a_ticket(None if same_tenant else number))
-        queue.add(Item(ticket, 0, number, 0.0, cost))
+        queue.add(Item(ticket, 0, number, 0.0, tokens))
 
     def take() -> int:
         entry = queue.first(lambda _: True)
@@ -228,7 +228,7 @@ def test_where_small_entries_go_first_one_passes_large_ones_and_none_of_these_st
 
 
 def test_tenants_of_which_nothing_waits_are_forgotten() -> None:
-    builder = a_builder(max_cost=20)
+    builder = a_builder(max_batch_tokens=20)
     ask(builder, [10] * 3000, "large")
     remembered = []
     for number in range(1000):
@@ -242,7 +242,7 @@ def test_tenants_of_which_nothing_waits_are_forgotten() -> None:
 
 
 def test_interactive_work_goes_before_bulk_work_that_has_waited_longer() -> None:
-    builder = a_builder(max_cost=20)
+    builder = a_builder(max_batch_tokens=20)
     bulk = ask(builder, [10] * 8, priority=Priority.BULK)
     ask(builder, [10] * 2)
     tickets = {item.ticket for item in take(builder).items}
@@ -252,9 +252,9 @@ def test_interactive_work_goes_before_bulk_work_that_has_waited_longer() -> None
 
 @given(st.lists(st.integers(1, MOST), min_size=60, max_size=200), st.integers(1, 400), st.booleans())
 def test_bulk_work_has_an_eighth_of_the_device_while_interactive_work_waits(
-    sizes: list[int], max_cost: int, pads: bool
+    sizes: list[int], max_batch_tokens: int, pads: bool
 ) -> None:
-    builder = a_builder(max_cost=max_cost, pads=pads)
+    builder = a_builder(max_batch_tokens=max_batch_tokens, pads=pads)
     ask(builder, sizes, priority=Priority.BULK)
     ask(builder, sizes * 8)
     got: Counter[Priority] = Counter()
@@ -262,26 +262,26 @@ def test_bulk_work_has_an_eighth_of_the_device_while_interactive_work_waits(
     while True:
         batch = take(builder)
         for item in batch.items:
-            got[item.ticket.priority] += item.cost
+            got[item.ticket.priority] += item.tokens
         if got[Priority.BULK] == left or got[Priority.INTERACTIVE] == 8 * left:
             break
-        most = max(max_cost, MOST) if pads else MOST
+        most = max(max_batch_tokens, MOST) if pads else MOST
         lag = got[Priority.INTERACTIVE] / 7 - got[Priority.BULK]
-        assert -most <= lag <= MOST + max(max_cost, MOST) / 7, "it lags by an item, and by what a batch adds"
+        assert -most <= lag <= MOST + max(max_batch_tokens, MOST) / 7, "it lags by an item, and by what a batch adds"
 
 
 def test_bulk_work_fills_a_batch_that_interactive_work_leaves_room_in() -> None:
-    builder = a_builder(max_cost=50)
+    builder = a_builder(max_batch_tokens=50)
     ask(builder, [10] * 10, priority=Priority.BULK)
     ask(builder, [10] * 2)
     batch = take(builder)
     assert Counter(item.ticket.priority for item in batch.items) == {Priority.INTERACTIVE: 2, Priority.BULK: 3}
-    assert batch.trigger is BatchTrigger.COST
+    assert batch.trigger is BatchTrigger.BUDGET
 
 
 def test_a_small_entry_does_not_wait_for_the_large_ones_of_others() -> None:
     """However many these are: their requests have had as much as they could, and each is owed about a large one."""
-    builder = a_builder(max_cost=40)
+    builder = a_builder(max_batch_tokens=40)
     for _ in range(50):
         ask(builder, [40] * 10)
     for _ in range(75):  # half of them are behind the others
@@ -291,7 +291,7 @@ def test_a_small_entry_does_not_wait_for_the_large_ones_of_others() -> None:
 
 
 def test_bulk_work_makes_no_full_batch() -> None:
-    builder = a_builder(max_cost=20)
+    builder = a_builder(max_batch_tokens=20)
     for _ in range(50):
         ask(builder, [10], priority=Priority.BULK)
     assert not builder.has_full_batch
@@ -306,7 +306,7 @@ def test_bulk_work_makes_no_full_batch() -> None:
             st.sampled_from((None, "a", "b", "c")),
             st.sampled_from(Priority),
             st.sampled_from("xy"),
-            costs,
+            token_counts,
             st.booleans(),
         ),
         max_size=20,
@@ -319,11 +319,11 @@ def test_bulk_work_makes_no_full_batch() -> None:
 def test_whatever_is_wanted_goes_once_and_the_device_is_never_left_without_work(
     arrivals: list[tuple[str | None, Priority, str, list[int], bool]],
     max_items: int,
-    max_cost: int,
+    max_batch_tokens: int,
     pads: bool,
     at_once: int,
 ) -> None:
-    builder = a_builder(max_items=max_items, max_cost=max_cost, pads=pads)
+    builder = a_builder(max_items=max_items, max_batch_tokens=max_batch_tokens, pads=pads)
     unwanted: set[Ticket] = set()
     waiting: set[tuple[Ticket, int]] = set()
     coming = list(arrivals)
@@ -343,10 +343,15 @@ def test_whatever_is_wanted_goes_once_and_the_device_is_never_left_without_work(
         assert len(taken) == len(batch.items) <= max_items
         assert taken <= waiting
         assert len({item.batch_key for item in batch.items}) == 1
-        assert len(taken) == 1 or batch.cost <= max_cost
+        assert len(taken) == 1 or batch.tokens <= max_batch_tokens
         waiting -= taken
     assert builder.take(lambda item: item.ticket not in unwanted) is None
-    assert (len(builder.queue), builder.queue.waiting.cost, builder.queue.waiting.requests, builder.queue.tenants) == (
+    assert (
+        len(builder.queue),
+        builder.queue.waiting.tokens,
+        builder.queue.waiting.requests,
+        builder.queue.tenants,
+    ) == (
         0,
         0,
         0,
@@ -356,7 +361,7 @@ def test_whatever_is_wanted_goes_once_and_the_device_is_never_left_without_work(
 
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20))
 def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, others: int, bulk: int) -> None:
-    builder = a_builder(max_cost=10)
+    builder = a_builder(max_batch_tokens=10)
     for _ in range(others):
         ask(builder, [10] * 5, "other")
     for _ in range(bulk):
@@ -367,7 +372,7 @@ def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, o
     while left >= 0:
         batch = take(builder)
         left -= sum(item.ticket is ticket for item in batch.items)
-        served += batch.cost if left >= 0 else 0
+        served += batch.tokens if left >= 0 else 0
     assert abs(served - ahead) <= 30
 
 
@@ -376,7 +381,7 @@ def test_what_is_dropped_leaves_nothing_and_the_rest_in_its_order() -> None:
     for tenant in "ab":
         ask(former, [1, 2, 3], tenant)
     queue = former.queue
-    queue.drop([item for item in queue if item.cost == 2 or item.ticket.tenant == "b"])
-    assert (queue.waiting.items, queue.waiting.cost, queue.waiting.requests, queue.tenants) == (2, 4, 1, 1)
-    assert [item.cost for item in take(former).items] == [1, 3]
+    queue.drop([item for item in queue if item.tokens == 2 or item.ticket.tenant == "b"])
+    assert (queue.waiting.items, queue.waiting.tokens, queue.waiting.requests, queue.tenants) == (2, 4, 1, 1)
+    assert [item.tokens for item in take(former).items] == [1, 3]
     assert (len(queue), queue.tenants) == (0, 0)

@@ -104,7 +104,7 @@ async def test_an_input_that_is_cut_goes_on_as_its_parts() -> None:
     await world.stage.run()
     [items] = [items async for items in world.items.receiver]
     world.items.receiver.close()
-    assert [(item.index, item.part, item.payload, item.cost) for item in items] == [(0, 0, "X", 1), (0, 1, "Y", 1)]
+    assert [(item.index, item.part, item.payload, item.tokens) for item in items] == [(0, 0, "X", 1), (0, 1, "Y", 1)]
     assert not ticket.deliver(items[0])
     assert ticket.deliver(items[1])
 

@@ -22,8 +22,8 @@ def a_ticket() -> Ticket:
     return Ticket(Request, lambda result: ("answer", result), NoLoad())
 
 
-def a_row(ticket: Ticket, index: int, row: object, cost: int, part: int = 0) -> Item[object]:
-    return Item(ticket, index, row, 0.0, cost, None, part)
+def a_row(ticket: Ticket, index: int, row: object, tokens: int, part: int = 0) -> Item[object]:
+    return Item(ticket, index, row, 0.0, tokens, None, part)
 
 
 async def test_the_first_writer_wins() -> None:

@@ -30,7 +30,7 @@ from tests.stages.test_postprocess import longest_turn
 
 
 def bulk_work_waits_for_interactive_work() -> bool:
-    former = BatchFormer[Item[int]](max_items=1, max_cost=10, pads=False)
+    former = BatchFormer[Item[int]](max_items=1, max_batch_tokens=10, pads=False)
     for priority in Priority:
         ticket = Ticket(Request, lambda result: None, NoLoad(), priority=priority)
         wait_in(former, [Item(ticket, place, place, 0.0, 10) for place in range(40)])
@@ -39,10 +39,10 @@ def bulk_work_waits_for_interactive_work() -> bool:
 
 
 def a_queue_is_several_batches() -> bool:
-    former = BatchFormer[Item[int]](max_items=1000, max_cost=1000, least_cost=10, pads=False)
+    former = BatchFormer[Item[int]](max_items=1000, max_batch_tokens=1000, min_batch_tokens=10, pads=False)
     for _ in range(80):
         wait_in(former, [Item(Ticket(Request, lambda result: None, NoLoad()), 0, 0, 0.0, 10)])
-    return former.budget <= former.queue.waiting.cost / 4
+    return former.budget <= former.queue.waiting.tokens / 4
 
 
 def a_budget_grows_in_small_steps() -> bool:

@@ -112,7 +112,7 @@ class MultimodalReader:
                 raise TypeError(f"{type(given.source).__name__} has no images")
         except InvalidInput as error:
             return error
-        return Prepared(sequence, cost=len(sequence.ids), batch_key=("image", given.outputs))
+        return Prepared(sequence, tokens=len(sequence.ids), batch_key=("image", given.outputs))
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """Prepare a single image, inside the prompt that the model was trained with."""

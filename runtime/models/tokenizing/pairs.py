@@ -123,7 +123,7 @@ class PairReader:
         if first_tokens is not None:
             first_tokens = min(first_tokens, len(ids))
         sequence = TokenSequence(ids, entry.given.outputs, first_tokens)
-        return Prepared(sequence, cost=len(ids), batch_key=entry.given.outputs)
+        return Prepared(sequence, tokens=len(ids), batch_key=entry.given.outputs)
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def prepared_pair(entry: PendingPair, ids: TokenIds, limits: InputLimits) -> Pre
         InvalidInput: It is empty, or has ids outside the vocabulary.
     """
     limits.check_ids(ids)
-    return Prepared(TokenSequence(ids, entry.given.outputs), cost=len(ids), batch_key=entry.given.outputs)
+    return Prepared(TokenSequence(ids, entry.given.outputs), tokens=len(ids), batch_key=entry.given.outputs)
 
 
 def no_room_error(tokens: int, limit: int | None) -> InvalidInput:

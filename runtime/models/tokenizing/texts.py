@@ -218,7 +218,7 @@ class TextReader:
             prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(entry, cut=start),
             spans=None if entry.encoding is None else _spans(entry, start, end),
         )
-        return Prepared(sequence, cost=len(sequence.ids), batch_key=entry.given.outputs)
+        return Prepared(sequence, tokens=len(sequence.ids), batch_key=entry.given.outputs)
 
     def _split(self, entry: _PendingText, bare: TokenIds) -> Iterator[Prepared[TokenSequence]]:
         """Yield parts of the model's full length; each begins with the tokens of the prompt."""
@@ -241,7 +241,7 @@ class TextReader:
             if start > before:  # only in the first part can the text share a token with the prompt
                 prompt_tokens = min(prompt_tokens, len(special.prefix) + before)
             sequence = TokenSequence(ids, entry.given.outputs, prompt_tokens=prompt_tokens)
-            yield Prepared(sequence, cost=len(ids), batch_key=entry.given.outputs)
+            yield Prepared(sequence, tokens=len(ids), batch_key=entry.given.outputs)
 
     def _prompt_tokens(self, entry: _PendingText, *, cut: int) -> int:
         """Count the leading tokens that pooling excludes.

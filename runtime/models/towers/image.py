@@ -92,7 +92,7 @@ class ImageTower:
         # Images of a batch have one shape, unless they come as patches and can be padded.
         shape = None if self.encoder.any_shape else pixels.values.shape
         return Prepared(
-            PreparedImage(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs)
+            PreparedImage(pixels, given.outputs, tokens), tokens=tokens, batch_key=("image", shape, given.outputs)
         )
 
     def _tokens(self, pixels: Pixels) -> int:

@@ -49,7 +49,7 @@ class Tower(Protocol):
 
     @property
     def pads(self) -> bool:
-        """True: a batch costs its items times its longest input. False: the sum of its tokens."""
+        """True: a batch has the tokens of its longest input times its items. False: the sum of its tokens."""
         ...
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
