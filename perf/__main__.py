@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perf import (  # noqa: F401  # they register their commands
-    answers,
-    coldstart,
-    cost_commands,
-    fanout,
-    images,
-    liveness,
-    liveness_images,
-    load_commands,
-    memory,
-    overhead,
-    overload,
-    preprocess,
-    throughput,
-)
-from perf.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.peers import command  # noqa: F401  # it registers its command
-from perf.servers import Options
+from perf.commands import cost_commands, load_commands, peers_command  # noqa: F401  # they register their commands
+from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
+from perf.cost import answers, coldstart, memory, overhead, preprocess
+from perf.tools.servers import Options
+from perf.under_load import fanout, images, liveness, liveness_images, overload, throughput
 
 
 @main.command("all")

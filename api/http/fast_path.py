@@ -7,7 +7,7 @@ like that. All others take the general path (`general_path.py`), which handles e
 There are two paths because of speed. For a few short texts, Hypercorn's protocol takes longer than all stages together.
 It takes that time on the event loop, at the expense of forwards that need the core and the interpreter's lock;
 `python -m perf front` measures it. Both paths share the reader of heads (`StrictReader`), the front door, and the
-application, which counts and logs. So a request has the same answer on either (`tests/api/test_both_paths.py`).
+application, which counts and logs. So a request has the same answer on either (`tests/api/http/test_both_paths.py`).
 """
 
 from __future__ import annotations

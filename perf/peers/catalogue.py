@@ -12,7 +12,7 @@ from typing import Final
 from perf.peers import dialects
 from perf.peers.dialects import Dialect
 from perf.peers.environments import OURS
-from perf.servers import ROOT, Options, overload_flags
+from perf.tools.servers import ROOT, Options, overload_flags
 from staged_pool.runtime.config import DType
 
 SERVICES: Final = ROOT / "perf" / "peers" / "services"

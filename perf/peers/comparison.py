@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from perf import report
 from perf.peers.catalogue import Peer
 from perf.peers.environments import OURS
 from perf.peers.inputs import SCENARIOS, Scenario
 from perf.peers.visits import MIX, MIXED_LOAD, Cell, Level, Visit
-from perf.report import number
+from perf.tools import report
+from perf.tools.report import number
 from staged_pool.runtime.config import DType
 
 CLOSED: Final = (

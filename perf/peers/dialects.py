@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perf import jpegs
-from perf.client import post
-from perf.texts import embeddings_body
+from perf.tools import jpegs
+from perf.tools.client import post
+from perf.tools.texts import embeddings_body
 
 Vectors = npt.NDArray[np.float32]
 

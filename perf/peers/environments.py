@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from perf.servers import ROOT
+from perf.tools.servers import ROOT
 
 ENVIRONMENTS: Final = ROOT / ".peers"
 PINS: Final = Path(__file__).resolve().parent / "pins"

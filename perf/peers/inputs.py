@@ -9,11 +9,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Literal
 
-from perf.bare import BareLoad, Groups
-from perf.jpegs import Size, jpeg
+from perf.contenders.bare import BareLoad, Groups
 from perf.peers.dialects import Dialect, Vectors, least_cosine, scores
-from perf.servers import Server
-from perf.texts import SHAPES, TextSource
+from perf.tools.jpegs import Size, jpeg
+from perf.tools.servers import Server
+from perf.tools.texts import SHAPES, TextSource
 
 Scenario = Literal["s1", "m8", "x64", "rank", "images", "photos", "captions"]
 

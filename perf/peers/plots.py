@@ -8,7 +8,7 @@ from pathlib import Path
 from perf.peers.comparison import Contender, Spread
 from perf.peers.environments import OURS
 from perf.peers.inputs import SCENARIOS, Scenario
-from perf.report import number
+from perf.tools.report import number
 
 
 def plot(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, ...]], title: str, to: Path) -> None:

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from perf import report
-from perf.jpegs import clip_folder
 from perf.peers import comparison, plots
 from perf.peers.catalogue import BARE, PEERS, Launch, Peer, python_of
 from perf.peers.comparison import Contender
@@ -19,8 +17,10 @@ from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
 from perf.peers.inputs import IMAGES, SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
 from perf.peers.kept import ROUNDS, KeptRounds
 from perf.peers.visits import Plan, Visit, started, visit, visit_bare
-from perf.servers import ROOT, Card, Options, ServerFailed, serving
-from perf.texts import TextSource
+from perf.tools import report
+from perf.tools.jpegs import clip_folder
+from perf.tools.servers import ROOT, Card, Options, ServerFailed, serving
+from perf.tools.texts import TextSource
 from staged_pool.runtime.config import DType
 
 FULL: Final[Mapping[Scenario, tuple[int, ...]]] = {

@@ -15,15 +15,15 @@ from typing import Final, TypeVar
 
 import psutil
 
-from perf import report
-from perf.bare import BareLoop
-from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
-from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
+from perf.contenders.bare import BareLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
 from perf.peers.neighbours import busy_loops, cpu_s
-from perf.servers import MAX_CONNECTIONS, PREPARED, Options, Server, family, serving
-from perf.workers import pinned, worker
+from perf.tools import report
+from perf.tools.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
+from perf.tools.openloop import Arrivals, ArrivalsOutcome, OpenLoop
+from perf.tools.servers import MAX_CONNECTIONS, PREPARED, Options, Server, family, serving
+from perf.tools.workers import pinned, worker
 
 START_TIMEOUT_S: Final = 300.0
 PATIENCE_S: Final = 60.0

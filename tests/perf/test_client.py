@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from perf.client import Connection, get
+from perf.tools.client import Connection, get
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nsome\r\n6;x=y\r\n words\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nsome words"

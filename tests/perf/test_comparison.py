@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perf.load import LoadOutcome, ProbeOutcome
-from perf.openloop import ArrivalsOutcome
 from perf.peers.catalogue import PEERS
 from perf.peers.comparison import Contender, Spread, failures, ratios, tables
 from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
 from perf.peers.run import comparisons, titled
 from perf.peers.visits import Cell, CoresUsed, Level, Visit
+from perf.tools.load import LoadOutcome, ProbeOutcome
+from perf.tools.openloop import ArrivalsOutcome
 
 CLIENTS: dict[Scenario, tuple[int, ...]] = {
     "s1": (),

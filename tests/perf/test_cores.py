@@ -10,8 +10,8 @@ import time
 import pytest
 from anyio import to_thread
 
-from perf.cores import threads_of
-from perf.servers import ROOT
+from perf.cost.cores import threads_of
+from perf.tools.servers import ROOT
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no other system says it")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.crowd import Crowd, CrowdedEngine
-from perf.servers import Backend, Options
-from perf.workers import worker
+from perf.tools.servers import Backend, Options
+from perf.tools.workers import worker
+from perf.under_load.crowd import Crowd, CrowdedEngine
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 
 

@@ -12,7 +12,7 @@ import pytest
 from perf.peers.catalogue import BARE, PEERS
 from perf.peers.environments import BuildFailed, build
 from perf.peers.run import build_all
-from perf.servers import ROOT
+from perf.tools.servers import ROOT
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import psutil
 
-from perf.front import measure, mock_command, requests
-from perf.mock import WIDTH
-from perf.report import Target
-from perf.servers import serving
+from perf.cost.front import measure, mock_command, requests
+from perf.cost.mock import WIDTH
+from perf.tools.report import Target
+from perf.tools.servers import serving
 
 
 def test_every_load_is_answered_and_a_full_server_rejects_nearly_all() -> None:

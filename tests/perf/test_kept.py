@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perf.load import LoadOutcome, ProbeOutcome
-from perf.openloop import ArrivalsOutcome
 from perf.peers.kept import KeptRounds, OtherSettings
 from perf.peers.visits import Cell, CoresUsed, Level, Visit
+from perf.tools.load import LoadOutcome, ProbeOutcome
+from perf.tools.openloop import ArrivalsOutcome
 
 SETTINGS = {"plan": "short", "cpu": "this one"}
 

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from perf import load as load_module
-from perf.client import get
-from perf.load import Load, LoadGenerator
+from perf.tools import load as load_module
+from perf.tools.client import get
+from perf.tools.load import Load, LoadGenerator
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

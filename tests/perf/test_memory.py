@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perf.memory import HELD, held_mb
+from perf.cost.memory import HELD, held_mb
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no other system tells")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.jpegs import embedding_request, jpeg, score_request
-from perf.liveness_images import burning
-from perf.servers import serving
+from perf.tools.jpegs import embedding_request, jpeg, score_request
+from perf.tools.servers import serving
+from perf.under_load.liveness_images import burning
 from tests.models.tiny.images import clip
 
 
@@ -20,7 +20,7 @@ def test_the_naive_server_answers_the_requests_of_every_load(tmp_path: Path, *, 
     clip(made)
     with burning(made) as copy:
         folder, trusted = (copy, ["--trust-remote-code"]) if own_code else (made, [])
-        command = [sys.executable, "-m", "perf.naive_images", "--folder", str(folder), "--dtype", "float32",
+        command = [sys.executable, "-m", "perf.contenders.naive_images", "--folder", str(folder), "--dtype", "float32",
                    "--torch-threads", "1", *trusted]  # fmt: skip
         modules = {"HF_MODULES_CACHE": str(tmp_path / "modules")}  # where code of the folder is copied to
         with serving(command, variables=modules) as server:

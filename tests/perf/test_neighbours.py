@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from perf.peers.neighbours import busy_loops, cpu_s
-from perf.servers import ROOT
+from perf.tools.servers import ROOT
 
 WITHIN_S = 30.0
 

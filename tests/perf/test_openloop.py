@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from perf import openloop
-from perf.client import get
-from perf.openloop import Arrivals, OpenLoop
+from perf.tools import openloop
+from perf.tools.client import get
+from perf.tools.openloop import Arrivals, OpenLoop
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.overhead import EmbeddedEngine
-from perf.servers import Backend, Options
-from perf.workers import worker
+from perf.cost.overhead import EmbeddedEngine
+from perf.tools.servers import Backend, Options
+from perf.tools.workers import worker
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 
 

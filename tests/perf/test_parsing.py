@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from perf.parsing import BODY_BYTES, INLINE_BYTES, requests, started
-from perf.servers import Options
+from perf.cost.parsing import BODY_BYTES, INLINE_BYTES, requests, started
+from perf.tools.servers import Options
 from staged_pool.stages.parse import ParseStage
 
 

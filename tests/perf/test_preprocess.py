@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.at_once import Block, per_second
-from perf.jpegs import jpeg
-from perf.preparing import PROCESSORS, Costs, Given, Images, Way, ours, processor_folders
-from perf.preprocess import gain
-from perf.servers import Options
-from perf.tokenizing import AmongLong, Texts
+from perf.cost.at_once import Block, per_second
+from perf.cost.preparing import PROCESSORS, Costs, Given, Images, Way, ours, processor_folders
+from perf.cost.preprocess import gain
+from perf.cost.tokenizing import AmongLong, Texts
+from perf.tools.jpegs import jpeg
+from perf.tools.servers import Options
 from staged_pool.runtime.threads.openmp import VARIABLES
 
 NOT_BEFORE_ONE_CALL = 0.0

@@ -10,12 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
-from perf.client import get
-from perf.jpegs import jpeg
 from perf.peers.catalogue import PEERS, Launch
 from perf.peers.inputs import IMAGES, Answers, Inputs, Scenario
 from perf.peers.visits import Plan, started, visit, visit_bare
-from perf.servers import ServerFailed, serving
+from perf.tools.client import get
+from perf.tools.jpegs import jpeg
+from perf.tools.servers import ServerFailed, serving
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 from tests.models.tiny.images import clip
 

@@ -1,0 +1,1 @@
+"""Command lines of the measurements, one function for each command."""

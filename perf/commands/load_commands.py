@@ -1,0 +1,195 @@
+"""Commands that measure a server under load: throughput, liveness, overload, fairness, soak."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perf.commands.command_line import BackendOption, DTypeOption, Load, Model, TorchThreads, factors_of, main
+from perf.tools.jpegs import Size
+from perf.tools.servers import Options
+from perf.under_load import (
+    crowd,
+    fanout,
+    flood,
+    growth,
+    images,
+    liveness,
+    liveness_images,
+    mixed,
+    overload,
+    soak,
+    throughput,
+)
+
+
+@main.command("liveness")
+def liveness_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each server, alternating.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one round.")] = 20.0,
+    clients: Annotated[
+        int | None, typer.Option(min=8, max=500, help="Connections. Default: 64; 300 with --images.")
+    ] = None,
+    with_images: Annotated[
+        bool, typer.Option("--images", help="Send images instead of texts, in four kinds of load.")
+    ] = False,
+) -> None:
+    """Latency of /health under load, compared with a FastAPI handler that computes inline."""
+    if with_images and model is not None:
+        raise typer.BadParameter("--images measures a generated CLIP with random weights: leave out --model")
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    if with_images:
+        liveness_images.run(options, rounds=rounds, seconds=seconds, clients=clients or 300)
+    else:
+        liveness.run(options, rounds=rounds, seconds=seconds, clients=clients or 64)
+
+
+@main.command("uploads")
+def uploads_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    backend: BackendOption = "asyncio",
+    calls: Annotated[int, typer.Option(min=2, help="Bodies of 1 MB, one after the other.")] = 30,
+) -> None:
+    """Latency of a body of 1 MB beside 200 clients that stall in their bodies."""
+    flood.silent_uploads(Options(model=model, dtype=dtype, backend=backend), calls=calls)
+
+
+@main.command("images")
+def images_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    size: Annotated[Size, typer.Option(help="Size of the images.")] = "1080p",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has the bare pipeline and every server.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one block.")] = 6.0,
+) -> None:
+    """Images per second, compared with a bare pipeline, and texts beside images."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    images.run(options, size=size, rounds=rounds, seconds=seconds)
+
+
+@main.command("throughput")
+def throughput_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one cell; then it waits for answers.")] = 8.0,
+) -> None:
+    """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    throughput.run(options, seconds=seconds)
+
+
+@main.command("growth")
+def growth_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every size and every number of clients.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one cell; then it waits for answers.")] = 6.0,
+) -> None:
+    """Time and memory of a text, by texts in a request and by clients."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    growth.run(options, rounds=rounds, seconds=seconds)
+
+
+@main.command("fanout")
+def fanout_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of single texts, alternately alone and beside rankings.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one round.")] = 6.0,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Clients that send single texts.")] = 8,
+) -> None:
+    """Latency of single texts beside a client with rankings of 1,000 documents."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    fanout.run(options, rounds=rounds, seconds=seconds, clients=clients)
+
+
+@main.command("crowd")
+def crowd_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds; each has few and many large requests, for each tenant.")
+    ] = 3,
+    calls: Annotated[int, typer.Option(min=1, help="Short texts of one block.")] = 12,
+) -> None:
+    """Latency of one short text beside 8 and beside 100 large requests, in process."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    crowd.run(options, rounds=rounds, calls=calls)
+
+
+@main.command("overload")
+def overload_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    load: Load = overload.DEFAULT_SHAPE,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds of one level in one round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, alternately up and down the levels.")] = 2,
+    target_delay: Annotated[float, typer.Option(min=0.001, help="Target delay of the server, in seconds.")] = 1.0,
+    levels: Annotated[str, typer.Option(help="Multiples of the capacity.")] = "0.5,1,2,5,10",
+) -> None:
+    """Goodput, latency and rejections at up to ten times the server's capacity."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    overload.run(
+        options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=factors_of(levels)
+    )
+
+
+@main.command("mixed")
+def mixed_command(
+    *,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds of one round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the load.")] = 3,
+    factor: Annotated[
+        float, typer.Option(min=0.1, max=10, help="Offered load as a multiple of the closed-loop rate.")
+    ] = 2.0,
+) -> None:
+    """Client timeouts and rejections for texts, images and requests of eight images, by default settings."""
+    options = Options(model=None, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    mixed.run(options, seconds=seconds, rounds=rounds, factor=factor)
+
+
+@main.command("soak")
+def soak_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    load: Load = "m8",
+    minutes: Annotated[float, typer.Option(min=0.25, max=24 * 60, help="Minutes of steady load.")] = 10.0,
+    share: Annotated[float, typer.Option(min=0, max=0.1, help="Share of each kind of fault in all requests.")] = 0.01,
+) -> None:
+    """Growth of memory, threads and descriptors while some clients leave, stall and send garbage."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    soak.run(options, shape=load, minutes=minutes, share=share)

@@ -1,0 +1,1 @@
+"""Programs that the server is compared with: plain loops and naive servers."""

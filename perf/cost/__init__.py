@@ -1,0 +1,1 @@
+"""Measurements of the cost of single parts: time, memory and cores."""

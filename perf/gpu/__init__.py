@@ -1,0 +1,1 @@
+"""Checks and timings of one device."""

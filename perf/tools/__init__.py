@@ -1,0 +1,1 @@
+"""Servers, load generators, inputs and reports, which the measurements share."""

@@ -1,0 +1,1 @@
+"""Measurements of a server under load: what its clients see."""
