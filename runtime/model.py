@@ -137,7 +137,7 @@ class ModelInput:
     may_split: bool = False
     """Cut an input that is too long into several, instead of rejecting it."""
     sharing_scope: Hashable = None
-    """Prepared images are shared only with inputs of an equal scope."""
+    """Scope of `share_between_tenants` and the salt: prepared images are shared only within it."""
 
     @property
     def images(self) -> tuple[Image, ...]:

@@ -94,15 +94,15 @@ class BatchStage(Stage, Generic[P, R]):
         self._service_time = scheduling.service_time
         self._budget = scheduling.budget
         self._fed_tokens = self._sweep_above = scheduling.fed_tokens
-        sharing = scheduling.sharing
-        self._coalescer = Coalescer(self._former, coalesce=sharing is not None and sharing.coalesce)
+        reuse = scheduling.reuse
+        self._coalescer = Coalescer(self._former, coalesce=reuse is not None and reuse.coalesce)
         self._delay = BatchDelay(self._service_time, nearby.ready_s, self._clock)
         self._preparing = nearby.preparing
         self._elsewhere = nearby.elsewhere
         self._core_is_free = nearby.core_is_free
         self._ended = False
         self._work_waits = WorkerNotifier()
-        self.results = BatchResults[P, R](self.meter, sender.name, self._former.lane, self._coalescer, sharing)
+        self.results = BatchResults[P, R](self.meter, sender.name, self._former.lane, self._coalescer, reuse)
         """Gives rows to items, and counts tokens."""
         self.triggers: Counter[str] = Counter()
         """Batches by the reason that they were cut for."""
@@ -157,14 +157,14 @@ class BatchStage(Stage, Generic[P, R]):
         self._work_waits.notify_all()
 
     def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
-        """Queue items for the device; return those whose rows are kept from earlier requests.
+        """Queue items for the device; return those whose rows are cached.
 
-        There is no await between the look at kept rows and the one at rows under way, so no row is computed twice.
+        There is no await between the look at cached rows and the one at rows under way, so no row is computed twice.
         """
         cached_items: list[Item[R]] = []
-        now, keeps_rows = self._clock(), self.results.keeps_rows
+        now, caches_rows = self._clock(), self.results.caches_rows
         for item in items:
-            if keeps_rows and (with_row := self.results.take_cached(item, now)) is not None:
+            if caches_rows and (with_row := self.results.take_cached(item, now)) is not None:
                 cached_items.append(with_row)
             else:
                 self._coalescer.add(item)

@@ -10,7 +10,7 @@ from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.scheduling.coalescing import Sharing
+from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.service_time import ServiceTimeModel
 from staged_pool.stages.ticket import Item
 
@@ -58,8 +58,8 @@ class BatchScheduling(Generic[P, R]):
     """Token budget of the former's batches."""
     fed_tokens: int
     """Maximum of estimated tokens that feeding lets in. If more wait, the stage drops items of settled tickets."""
-    sharing: Sharing[P, R] | None = None
-    """Rows that items of equal identity share. None: each item is computed."""
+    reuse: RowReuse[P, R] | None = None
+    """Reuse of rows for items of equal identity. None: each item is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

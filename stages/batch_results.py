@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from staged_pool.stages.device_slots import Execution
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.meter import Histogram, StageMeter
-from staged_pool.stages.scheduling.coalescing import Coalescer, Sharing
+from staged_pool.stages.scheduling.coalescing import Coalescer, RowReuse
 from staged_pool.stages.scheduling.entries import Batch, Priority
 from staged_pool.stages.supervise import Custody
 from staged_pool.stages.ticket import Item
@@ -20,14 +20,14 @@ R = TypeVar("R")
 
 
 class BatchResults(Generic[P, R]):
-    """Gives new and kept rows to items, and counts the work of the device.
+    """Gives new and cached rows to items, and counts the work of the device.
 
     Args:
         meter: Of the batch stage.
         to: Name of the stage behind it.
         lane: Name of the lane, for the accounts of requests.
         coalescer: Knows which items share the row of another.
-        sharing: See `BatchScheduling.sharing`.
+        reuse: See `BatchScheduling.reuse`.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class BatchResults(Generic[P, R]):
         to: str,
         lane: Hashable,
         coalescer: Coalescer[Item[P]],
-        sharing: Sharing[P, R] | None,
+        reuse: RowReuse[P, R] | None,
     ) -> None:
         self._meter = meter
         self._to = to
         self._lane = lane
         self._coalescer = coalescer
-        self._sharing = sharing
-        self._kept = sharing.kept if sharing is not None else None
+        self._reuse = reuse
+        self._cached = reuse.cached if reuse is not None else None
         self.waits = {priority: Histogram() for priority in Priority}
         """Waits for the device by priority; `StageMeter.wait` has all of them."""
         self.tokens = 0
@@ -52,20 +52,20 @@ class BatchResults(Generic[P, R]):
         self.wasted_tokens = 0
         """Tokens of computed items whose callers had all left."""
         self.coalesced = 0
-        """Items that got the row of another item inside."""
+        """Items that got the row of another item in flight."""
         self.cached_items = 0
         """Items that got a row of an earlier request."""
 
     @property
-    def keeps_rows(self) -> bool:
-        """True if rows of earlier requests are kept."""
-        return self._kept is not None
+    def caches_rows(self) -> bool:
+        """True if rows of earlier requests are cached."""
+        return self._cached is not None
 
     def take_cached(self, item: Item[P], now: float) -> Item[R] | None:
-        """Return the item with its kept row; None if no row is kept for it."""
-        if self._kept is None or item.identity is None:
+        """Return the item with its cached row; None if there is none."""
+        if self._cached is None or item.identity is None:
             return None
-        if (row := self._kept.get(item.identity, item.payload)) is None:
+        if (row := self._cached.get(item.identity, item.payload)) is None:
             return None
         item.ticket.load.cached(self._lane, item.tokens)
         self._observe_wait(item, now)
@@ -125,8 +125,8 @@ class BatchResults(Generic[P, R]):
         self.waits[item.ticket.priority].observe(until - item.sent_at)
 
     def _share(self, item: Item[P], row: R, among: int) -> None:
-        """Keep a row for later requests, and freeze one that several items get."""
-        if self._kept is not None and item.identity is not None:
-            self._kept.keep(item.identity, row)
-        if among > 1 and self._sharing is not None:
-            self._sharing.freeze(row)
+        """Cache a row for later requests, and freeze one that several items get."""
+        if self._cached is not None and item.identity is not None:
+            self._cached.keep(item.identity, row)
+        if among > 1 and self._reuse is not None:
+            self._reuse.freeze(row)

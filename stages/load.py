@@ -35,7 +35,7 @@ class Load(Protocol):
         """Subtract tokens that were coalesced; a negative number adds them back."""
 
     def cached(self, lane: Hashable, tokens: int) -> None:
-        """Subtract tokens whose rows are kept from earlier requests."""
+        """Subtract tokens whose rows are cached."""
 
     def delivered(self, numbers: int) -> StagedPoolError | None:
         """Count the numbers of a row that is kept for the answer.

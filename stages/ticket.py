@@ -109,7 +109,7 @@ class Ticket:
         self.start_tags: dict[Hashable, float] = {}
         """Start tag of the next entry of the request in each fair queue; see `scheduling/fair_queue.py`."""
         self.sharing_scope: Hashable = None
-        """Items share rows only with items of an equal scope. Set in parse."""
+        """Scope of `share_between_tenants` and the salt: rows are shared only within it. Set in parse."""
         self.settled = False
         self.numbers = 0
         """Numbers that the delivered rows hold."""

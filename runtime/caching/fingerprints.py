@@ -42,7 +42,7 @@ class SharingScopes:
     """Makes the scopes within which rows and prepared images are shared.
 
     Args:
-        between_tenants: True if tenants share them with each other.
+        between_tenants: The setting `share_between_tenants`: True if tenants share them with each other.
     """
 
     def __init__(self, *, between_tenants: bool) -> None:

@@ -17,7 +17,7 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.scheduling.coalescing import Sharing
+from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
 from staged_pool.stages.scheduling.tuning import IMAGE_WAITING_BATCHES
 from staged_pool.stages.stage import StageOptions
@@ -124,7 +124,7 @@ class LaneStages:
         config: Source of its limits.
         model: Runs the forwards.
         preprocess: Runs in the preprocess stage.
-        sharing: See `BatchScheduling.sharing`.
+        reuse: See `BatchScheduling.reuse`.
         cores: The use that all lanes make of the cores.
         options: See `StageOptions`.
     """
@@ -138,7 +138,7 @@ class LaneStages:
         config: EngineConfig,
         model: Model,
         preprocess: Preprocess[ModelInput, Payload],
-        sharing: Sharing[Payload, Row] | None,
+        reuse: RowReuse[Payload, Row] | None,
         cores: SharedCores,
         options: StageOptions,
     ) -> None:
@@ -162,7 +162,7 @@ class LaneStages:
                 service_time=parts.service_time.device,
                 budget=parts.service_time.budget,
                 fed_tokens=limits.fed_tokens,
-                sharing=sharing,
+                reuse=reuse,
             ),
             nearby=NearbyWork(
                 preparing=lambda: self.preprocess.preparing,

@@ -26,7 +26,7 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
-from staged_pool.stages.scheduling.coalescing import Sharing
+from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Item, Ticket
@@ -74,7 +74,7 @@ class Pipeline:
         self._alarm_s = config.preprocess_alarm_s
         self._model = model
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
-        """Rows of earlier requests, of all lanes. None: no rows are kept."""
+        """Rows of earlier requests, of all lanes. None: no rows are cached."""
         requests: Channel[Any] = options.channel("parse", config.channel_capacity * config.chunk_items)
         rows: Channel[Any] = options.channel("postprocess", config.channel_capacity)
         built = self._build_lanes(config, lanes, rows.sender, SharedCores(shared_cores), options)
@@ -119,10 +119,10 @@ class Pipeline:
         cores: SharedCores,
         options: StageOptions,
     ) -> dict[Lane, LaneStages]:
-        sharing: Sharing[Payload, Row] | None = None
+        reuse: RowReuse[Payload, Row] | None = None
         preprocess: Preprocess[ModelInput, Payload] = self._model.preprocess
         if config.coalesce or self.results is not None:
-            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            reuse = RowReuse(freeze=freeze, coalesce=config.coalesce, cached=self.results)
             preprocess = Identities().given_to(self._model.preprocess)
         cores.lanes = built = {
             lane: LaneStages(
@@ -132,7 +132,7 @@ class Pipeline:
                 config=config,
                 model=self._model,
                 preprocess=preprocess,
-                sharing=sharing,
+                reuse=reuse,
                 cores=cores,
                 options=options,
             )

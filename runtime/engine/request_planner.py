@@ -24,7 +24,7 @@ class RequestPlanner:
     """Plans decoded requests for the served model; parse calls it.
 
     Args:
-        config: Limits of a request, and the settings of sharing.
+        config: Limits of a request, and `share_between_tenants`.
         card: Description of the served model.
         admission: Counts the inputs of each lane once they are known.
     """

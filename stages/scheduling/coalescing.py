@@ -25,48 +25,48 @@ class CachedRows(Protocol[P_contra, R]):
     """Rows of earlier requests. Its methods run on the event loop, and return at once."""
 
     def get(self, identity: Hashable, payload: P_contra, /) -> R | None:
-        """Return the kept row of an identity, for an item with this payload; None if there is none."""
+        """Return the cached row of an identity, for an item with this payload; None if there is none."""
         ...
 
     def keep(self, identity: Hashable, row: R, /) -> None:
-        """Keep a row of the device, unless the identity has one already."""
+        """Cache a row of the device, unless the identity has one already."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing(Generic[P, R]):
-    """The sharing of rows among items of equal identity."""
+class RowReuse(Generic[P, R]):
+    """The reuse of a row for other items of equal identity."""
 
     freeze: Callable[[R], object]
     """Makes a row read-only, before several requests hold it."""
     coalesce: bool = True
-    """Share rows among items that are inside at the same time."""
-    kept: CachedRows[P, R] | None = None
-    """Rows of earlier requests. None: no rows are kept."""
+    """Compute equal items that are in flight at the same time once."""
+    cached: CachedRows[P, R] | None = None
+    """Rows of earlier requests. None: no rows are cached."""
 
 
-class SharedLoad(Protocol):
+class CoalescingLoad(Protocol):
     """The part of a `Load` that coalescing uses."""
 
     def adjust_tokens(self, lane: Hashable, tokens: int, /) -> None:
         """Subtract tokens that were coalesced; a negative number adds them back."""
 
 
-class SharingClaim(Claim, Protocol):
+class CoalescingClaim(Claim, Protocol):
     """A request whose entries may be coalesced."""
 
     @property
     def settled(self) -> bool: ...
 
     @property
-    def load(self) -> SharedLoad: ...
+    def load(self) -> CoalescingLoad: ...
 
 
-class SharedEntry(Entry, Protocol):
+class CoalescingEntry(Entry, Protocol):
     """An entry that may be coalesced, such as an `Item`."""
 
     @property
-    def ticket(self) -> SharingClaim: ...
+    def ticket(self) -> CoalescingClaim: ...
 
     @property
     def identity(self) -> Hashable:
@@ -83,7 +83,7 @@ class SharedEntry(Entry, Protocol):
         ...
 
 
-E = TypeVar("E", bound=SharedEntry)
+E = TypeVar("E", bound=CoalescingEntry)
 
 
 class _Group(Generic[E]):

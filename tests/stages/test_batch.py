@@ -15,7 +15,7 @@ from staged_pool.stages.errors import Abandoned, DeviceLost, ModelFailed, OutOfM
 from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.scheduling.coalescing import Sharing
+from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.service_time import ServiceTimeModel
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
@@ -73,7 +73,7 @@ class World:
                 service_time=ServiceTimeModel(),
                 budget=self.budget,
                 fed_tokens=1000,
-                sharing=Sharing(freeze=lambda row: None) if coalesce else None,
+                reuse=RowReuse(freeze=lambda row: None) if coalesce else None,
             ),
             nearby=nearby or NearbyWork(preparing=lambda: 0, ready_s=lambda: 0.0),
             options=StageOptions(clock=self.clock),

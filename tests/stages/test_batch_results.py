@@ -1,4 +1,4 @@
-"""Rows of batches: given to items and followers, kept for later requests, and counted."""
+"""Rows of batches: given to items and followers, cached for later requests, and counted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from staged_pool.stages.device_slots import Execution
 from staged_pool.stages.errors import ModelFailed
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.scheduling.coalescing import Coalescer, Sharing
+from staged_pool.stages.scheduling.coalescing import Coalescer, RowReuse
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
 from tests.doubles import NoLoad, a_plan
 
 
-class Kept:
+class Cached:
     """Rows by identity."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class Kept:
 
 class World:
     def __init__(self) -> None:
-        self.kept, self.frozen = Kept(), list[str]()
+        self.cached, self.frozen = Cached(), list[str]()
         self.former = BatchFormer[Item[str]](max_items=10, max_batch_tokens=100, pads=True)
         self.coalescer = Coalescer(self.former)
         self.meter = StageMeter("batch", 1)
-        sharing: Sharing[str, str] = Sharing(freeze=self.frozen.append, kept=self.kept)
-        self.results = BatchResults[str, str](self.meter, "postprocess", None, self.coalescer, sharing)
+        reuse: RowReuse[str, str] = RowReuse(freeze=self.frozen.append, cached=self.cached)
+        self.results = BatchResults[str, str](self.meter, "postprocess", None, self.coalescer, reuse)
 
     def item(self, text: str, *, sent_at: float = 0.0) -> Item[str]:
         ticket = Ticket(Request, lambda result: result, NoLoad())
@@ -56,7 +56,7 @@ class World:
         return done
 
 
-def test_a_row_is_kept_and_recalled_without_the_device() -> None:
+def test_a_row_is_cached_and_recalled_without_the_device() -> None:
     world = World()
     assert world.results.take_cached(world.item("a"), 1.0) is None
     world.settle(world.item("a"), results=["A"])
@@ -80,13 +80,13 @@ def test_a_row_of_one_item_stays_its_callers_own() -> None:
     assert world.frozen == []
 
 
-def test_an_error_goes_to_the_whole_group_and_is_not_kept() -> None:
+def test_an_error_goes_to_the_whole_group_and_is_not_cached() -> None:
     world = World()
     items = world.item("a"), world.item("a")
     assert world.settle(*items, results=[ModelFailed("NaN")]) == []
     assert [type(item.ticket.error) for item in items] == [ModelFailed, ModelFailed]
     assert items[0].ticket.error is not items[1].ticket.error
-    assert world.kept.rows == {}
+    assert world.cached.rows == {}
     assert world.meter.dropped["failed"] == 2
 
 
