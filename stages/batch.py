@@ -57,7 +57,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     One task moves items from the channel into the queue, which feeding keeps bounded. The other tasks serve the device.
     When a slot is free, a batch is cut out of everything that waits at that moment. Where more than one batch waits,
-    the next one is handed over ahead, so that a device thread goes on without a turn of the event loop.
+    the next one is handed over ahead, so that a device thread goes on without an iteration of the event loop.
 
     A forward that has begun runs to its end. Rows that nobody waits for any more are counted as wasted tokens.
 

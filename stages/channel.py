@@ -19,14 +19,14 @@ ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 """Errors of a send that nobody will receive: the receiving stage is gone, or this end is closed."""
 
 IN_A_ROW: Final = 8
-"""Messages taken from one channel in a row before every other task has a turn."""
+"""Messages taken from one channel in a row before every other task runs."""
 
 
 class WorkerNotifier:
     """Wakes workers that wait for work, one at a time.
 
     While a woken worker is on its way, no other is woken. A worker that takes work and leaves some must notify again.
-    So the messages of one turn of the event loop wake as many workers as they need, and not one each.
+    So the messages of one iteration of the event loop wake as many workers as they need, and not one each.
     """
 
     __slots__ = ("_is_coming", "_waiting")
@@ -66,8 +66,9 @@ class WorkerNotifier:
 class _Contents(Generic[T]):
     """State that both ends of a channel share.
 
-    The stream's own `receive` and `send` are not used: they give every other task a turn even where there is nothing to
-    wait for. Each turn may release the interpreter's lock, and a forward that runs is slow to give it back.
+    The stream's own `receive` and `send` are not used: they let every other task run even where there is nothing to
+    wait for. Each iteration of the event loop may release the interpreter's lock, and a forward is slow to give it
+    back.
     """
 
     def __init__(self, name: str, capacity: int, size: Callable[[T], int]) -> None:

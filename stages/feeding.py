@@ -85,7 +85,7 @@ class FeedQueue(Generic[S]):
         return inputs[start:]
 
     async def feed(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> None:
-        """Feed inputs, each list in its turn.
+        """Feed inputs, list by list in fair order.
 
         Raises:
             anyio.BrokenResourceError: Preprocess has ended.

@@ -69,7 +69,7 @@ class PostprocessStage(Stage, Generic[R]):
                 for answer in self._deliver(items):
                     (small if self._is_small(answer[0]) else large).append(answer)
                 if small:  # batches of large requests rarely complete one: they need not wait for the lock
-                    await self._answer_in_turns(small)
+                    await self._answer_small(small)
                 for ticket, sent_at in large:
                     await self._answer(ticket, sent_at, self._offload)
                 held.handed_on()
@@ -91,14 +91,14 @@ class PostprocessStage(Stage, Generic[R]):
     def _is_small(self, ticket: Ticket) -> bool:
         return ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers
 
-    async def _answer_in_turns(self, answers: Sequence[tuple[Ticket, float]]) -> None:
-        """Make small answers, with a turn for other tasks after every `ANSWERING_S`."""
+    async def _answer_small(self, answers: Sequence[tuple[Ticket, float]]) -> None:
+        """Make small answers, and let other tasks run after every `ANSWERING_S`."""
         async with self._answering:
-            turn_ends_at = self._clock() + ANSWERING_S
+            pauses_at = self._clock() + ANSWERING_S
             for ticket, sent_at in answers:
-                if self._clock() >= turn_ends_at:
+                if self._clock() >= pauses_at:
                     await anyio.lowlevel.checkpoint()
-                    turn_ends_at = self._clock() + ANSWERING_S
+                    pauses_at = self._clock() + ANSWERING_S
                 await self._answer(ticket, sent_at)
 
     async def _answer(self, ticket: Ticket, sent_at: float, offload: Offload | None = None) -> None:

@@ -52,7 +52,7 @@ class _Future:
 
     async def wait(self) -> None:
         if self._is_set:
-            await asyncio.sleep(0)  # like `anyio.Event`: a wait gives other tasks a turn
+            await asyncio.sleep(0)  # like `anyio.Event`: a wait lets other tasks run
             return
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter

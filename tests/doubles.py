@@ -283,8 +283,8 @@ class _TrappedArrival:
         raise self._error
 
 
-TURNS = 100
-"""Turns of the event loop before it may rest: tasks alone have done their part by then."""
+ITERATIONS = 100
+"""Iterations of the event loop before it may rest: tasks alone have done their part by then."""
 
 
 def wait_in(builder: BatchFormer[Any], items: Iterable[Item[Any]]) -> None:
@@ -296,10 +296,10 @@ def wait_in(builder: BatchFormer[Any], items: Iterable[Item[Any]]) -> None:
 async def until(condition: Callable[[], bool], *, within_s: float = 30) -> None:
     """Let the other tasks run until the condition holds; and threads, which need the lock of the interpreter for it."""
     with anyio.fail_after(within_s):
-        turns = 0
+        iterations = 0
         while not condition():
-            turns += 1
-            if turns < TURNS:
+            iterations += 1
+            if iterations < ITERATIONS:
                 await anyio.lowlevel.checkpoint()
             else:  # a loop that never rests slows a model's load down several times
                 await anyio.sleep(0.001)

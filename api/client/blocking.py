@@ -119,11 +119,11 @@ class Client(BaseClient):
         begun = list(islice(parts, self._settings.concurrency))
         parts = chain(begun, parts)
         found: dict[int, P] = {}
-        turn, ended = threading.Lock(), threading.Event()
+        lock, ended = threading.Lock(), threading.Event()  # the lock guards `parts` and `advance`
 
         def work(advance: Callable[[int], None]) -> None:
             while not ended.is_set():
-                with turn:
+                with lock:
                     part = next(parts, None)
                 if part is None:
                     return
@@ -132,7 +132,7 @@ class Client(BaseClient):
                     found[part.number] = call.read(answer, part.input_range.count)
                 except StagedPoolError as error:
                     raise with_input_range(error, part.input_range, call.total) from error.__cause__
-                with turn:
+                with lock:
                     advance(part.input_range.count)
 
         with reporting(call.progress, call.total) as advance:

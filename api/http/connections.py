@@ -132,7 +132,7 @@ class Connection(ConnectionLifecycle):
     async def _pass_to_protocol(self, data: bytes) -> None:
         """Pass received bytes to the protocol, or to HTTP/2 after its preface."""
         if not self._idle:
-            await self._server_state.turn()
+            await self._server_state.wait_for_iteration()
         had_asked = self._has_asked
         try:
             await self._protocol.handle(RawData(data))
@@ -242,8 +242,8 @@ class Connection(ConnectionLifecycle):
                     if not (data := await self._transport.receive()):
                         return False
                     add(data)
-                    while data and request.missing:  # a turn is for received bytes only: no wait for the client in it
-                        await self._server_state.turn()
+                    while data and request.missing:  # only for received bytes: no wait for the client holds the lock
+                        await self._server_state.wait_for_iteration()
                         add(data := self._transport.read_now(min(request.missing, READ_BYTES)))
             if not request.missing:
                 await request.join(self._server_state)

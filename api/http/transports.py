@@ -13,7 +13,7 @@ ARRIVAL_BYTES: Final = 2**16
 """Maximum bytes that one connection buffers until they are received: hundreds of clients may send at once."""
 
 READ_BYTES: Final = 2**18
-"""Bytes of a body read in one turn (`ServerState.turn`): about 0.1 ms of the event loop."""
+"""Bytes of a body read after one `ServerState.wait_for_iteration`: about 0.1 ms of the event loop."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """Value of SO_LINGER: closing drops unsent bytes, so that the kernel keeps none for a client that never reads."""

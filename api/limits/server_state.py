@@ -39,7 +39,8 @@ class ServerState:
         """Connections that were closed on arrival because the limit was reached."""
         self.quic_connections = 0
         """Open HTTP/3 connections, which have a limit of their own."""
-        self._turns = anyio.Lock(fast_acquire=True)
+        self._iterations = anyio.Lock(fast_acquire=True)
+        """Held by the connection that has the next iteration of the event loop; others wait for theirs."""
         self.joining = anyio.CapacityLimiter(1)
         """Limiter of the threads that join or decompress a large body: one at a time."""
         self.allowances = Allowances()
@@ -81,12 +82,12 @@ class ServerState:
         """Count a connection; `leave` is called when the server shuts down."""
         self._leave.add(leave)
 
-    async def turn(self) -> None:
-        """Wait for a turn to process received body bytes: one connection per iteration of the event loop.
+    async def wait_for_iteration(self) -> None:
+        """Wait for an iteration of the event loop to process received body bytes in: one connection has each.
 
         Otherwise hundreds of connections would process theirs in one iteration, and all other tasks would wait.
         """
-        async with self._turns:
+        async with self._iterations:
             await anyio.lowlevel.checkpoint()
 
     def exit(self, leave: Callable[[], None]) -> None:

@@ -84,11 +84,11 @@ class BareLoop:
         started = time.perf_counter()
 
         def loop(place: int) -> None:
-            turn = place
+            index = place
             while time.perf_counter() - started < seconds:
-                self.batch(batches[turn % len(batches)], threads)
+                self.batch(batches[index % len(batches)], threads)
                 done[place] += 1
-                turn += threads
+                index += threads
 
         workers = [threading.Thread(target=loop, args=(place,)) for place in range(threads)]
         for worker in workers:

@@ -95,11 +95,11 @@ async def _measure(contenders: Mapping[str, Callable[[], int]], rounds: int) -> 
         contender()  # loads the parts that load at the first use
     for place in range(rounds):
         for name in list(contenders)[:: -1 if place % 2 else 1]:
-            await _turn(contenders[name], work[name])
+            await _measure_one(contenders[name], work[name])
     return work
 
 
-async def _turn(contender: Callable[[], int], work: Work) -> None:
+async def _measure_one(contender: Callable[[], int], work: Work) -> None:
     started = time.perf_counter()
     ended = anyio.Event()
 

@@ -163,8 +163,8 @@ def measure(
             probe = running.enter_context(worker(partial(pinned, partial(HealthProbe, server.port))))
             parts += [(server, generate, probe, cell) for cell in own]
         with report.progress("front", rounds * len(parts)) as bar:
-            for turn in range(rounds):
-                for server, generate, probe, cell in parts[:: -1 if turn % 2 else 1]:
+            for round_number in range(rounds):
+                for server, generate, probe, cell in parts[:: -1 if round_number % 2 else 1]:
                     _measure(server, generate, probe, cell, seconds)
                     bar.advance(bar.task_ids[0])
     return {cell.name: cell for cell in (*accepted, rejected)}

@@ -239,19 +239,21 @@ def _rounds(
     }
     with report.progress("peers", rounds * sum(steps.values())) as bar, suppress(KeyboardInterrupt):
         task = bar.task_ids[0]
-        for turn in range(first, first + rounds):
-            for entry in entries[:: -1 if turn % 2 else 1]:
+        for round_number in range(first, first + rounds):
+            for entry in entries[:: -1 if round_number % 2 else 1]:
                 parts = []
                 for model in models:
                     name = f"{entry[0].name} ({entry[1]}), {', '.join(model.scenarios)}"
-                    bar.update(task, description=f"round {turn + 1}: {name}")
+                    bar.update(task, description=f"round {round_number + 1}: {name}")
                     before = bar.tasks[0].completed
                     if steps[entry, model] and name not in failed:
                         try:
-                            parts.append(_visit(entry, model, plan, turn, partial(bar.advance, task)))
+                            parts.append(_visit(entry, model, plan, round_number, partial(bar.advance, task)))
                         except (ServerFailed, Disagreement) as failure:
                             failed[name] = str(failure).replace(str(ROOT), ".")
-                        report.console.print(f"round {turn + 1}: {name}: {failed.get(name, 'measured')}", markup=False)
+                        report.console.print(
+                            f"round {round_number + 1}: {name}: {failed.get(name, 'measured')}", markup=False
+                        )
                     bar.update(task, completed=before + steps[entry, model])
                 visits[entry].append(_joined(parts))
             commit = str(report.machine_facts()["commit"])
@@ -260,7 +262,7 @@ def _rounds(
     return {entry: [*seen, *[None] * (done - len(seen))] for entry, seen in visits.items()}
 
 
-def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[], None]) -> Visit:
+def _visit(entry: Entry, model: Model, plan: Plan, round_number: int, done: Callable[[], None]) -> Visit:
     if entry[0] is BARE:
         return visit_bare(model.launch(*entry), model.inputs, model.scenarios, plan=plan)
     return visit(
@@ -270,7 +272,7 @@ def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[],
         model.scenarios,
         plan=plan,
         ours=model.answers,
-        seed=turn,
+        seed=round_number,
         done=done,
     )
 

@@ -94,9 +94,9 @@ def run(options: Options, *, rounds: int, calls: int) -> None:
     ratios: dict[str, list[float]] = {whose: [] for whose in TENANTS}
     with report.recording("crowd", settings) as record, report.progress("crowd", rounds * len(cases)) as bar:
         with worker(partial(CrowdedEngine, options)) as beside:
-            for turn in range(rounds):
+            for round_number in range(rounds):
                 medians = {}
-                for whose, large in cases[:: -1 if turn % 2 else 1]:
+                for whose, large in cases[:: -1 if round_number % 2 else 1]:
                     found = beside(Crowd(large, TENANTS[whose], calls))
                     times_ms[whose, large] += found
                     medians[whose, large] = statistics.median(found)

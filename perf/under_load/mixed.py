@@ -55,11 +55,11 @@ def run(options: Options, *, seconds: float, rounds: int, factor: float) -> None
             capacity = len(closed.latencies_ms) / closed.elapsed_s
             outcome = ArrivalsOutcome()
             with worker(partial(OpenLoop, server.port, requests)) as offer:
-                for turn in range(rounds):
+                for round_number in range(rounds):
                     arrivals = Arrivals(
                         rate=factor * capacity,
                         seconds=seconds,
-                        seed=SEED + turn,
+                        seed=SEED + round_number,
                         timeout_s=TIMEOUT_S,
                         max_connections=MAX_CONNECTIONS,
                     )

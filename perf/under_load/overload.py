@@ -175,11 +175,11 @@ def run(
                 worker(partial(OpenLoop, server.port, workload.requests)) as offer,
                 worker(partial(HealthProbe, server.port)) as probe,
             ):
-                for turn, factor in _order(factors, rounds):
+                for round_number, factor in _order(factors, rounds):
                     arrivals = Arrivals(
                         rate=factor * capacity,
                         seconds=seconds,
-                        seed=SEED + turn,
+                        seed=SEED + round_number,
                         timeout_s=TIMEOUT_S,
                         max_connections=MAX_CONNECTIONS,
                         recovered_ms=RECOVERED * unloaded_ms,
@@ -198,7 +198,11 @@ def run(
 
 def _order(factors: Sequence[float], rounds: int) -> list[tuple[int, float]]:
     """Return the round and the factor of each level: up in one round, down in the next."""
-    return [(turn, factor) for turn in range(rounds) for factor in (factors[::-1] if turn % 2 else factors)]
+    return [
+        (round_number, factor)
+        for round_number in range(rounds)
+        for factor in (factors[::-1] if round_number % 2 else factors)
+    ]
 
 
 def _capacity(

@@ -115,7 +115,7 @@ class RequestsInside:
 async def wait_for_scope(ends_at: float) -> None:
     """Wait for the caller's scope to cancel it at `ends_at`; return if its deadline has moved on.
 
-    If the event loop is late, the deadline has passed some turns before the scope cancels anything.
+    If the event loop is late, the deadline has passed some iterations before the scope cancels anything.
     """
     # No event tells that a scope has moved its deadline.
     while (deadline := anyio.current_effective_deadline()) <= ends_at:  # noqa: ASYNC110

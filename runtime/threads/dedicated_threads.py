@@ -25,8 +25,8 @@ class DedicatedThreads:
 
     A thread keeps its changed settings, such as its niceness, so these are not anyio's. A call waits for a thread if
     none is free, and can be cancelled while it waits. A call that has begun is not interrupted: a cancellation is
-    raised when it has ended. A thread goes on by itself with the next call that waits, without a turn of the event
-    loop, which may be busy.
+    raised when it has ended. A thread goes on by itself with the next call that waits, without an iteration
+    of the event loop, which may be busy.
 
     Args:
         name: Name of the threads, for debuggers and profilers.

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 _SPIN_BRIEFLY: Final[Mapping[str, str]] = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "8000"}
-"""Settings for libgomp: 8,000 turns of spinning, which take 0.1 to 0.4 ms.
+"""Settings for libgomp: 8,000 iterations of spinning, which take 0.1 to 0.4 ms.
 
-With `ACTIVE` alone, threads would spin for minutes. Without it, they would spin for 100 turns only where a process has
-more OpenMP threads than cores.
+With `ACTIVE` alone, threads would spin for minutes. Without it, they would spin for 100 iterations only where a process
+has more OpenMP threads than cores.
 """
 
 VARIABLES: Final = tuple(_SPIN_BRIEFLY)

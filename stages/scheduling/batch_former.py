@@ -95,7 +95,7 @@ class BatchFormer(Generic[E]):
             budget = limit = self.budget
             if running:
                 limit = min(budget, ceil((self.queue.waiting.tokens + running) / self._slots))
-            chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, should_keep, limit)
+            chosen, trigger = (self._nearest if self._pads else self._in_queue_order)(first, should_keep, limit)
             if trigger is BatchTrigger.BUDGET and limit < budget:
                 trigger = BatchTrigger.SHARE
             chosen.sort(key=lambda item: item.tokens)  # adjacent items of equal length can share a kernel call
@@ -104,7 +104,7 @@ class BatchFormer(Generic[E]):
         self.queue.end_round()
         return batch
 
-    def _in_turn(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
+    def _in_queue_order(self, first: E, should_keep: KeepEntry[E], limit: int) -> tuple[list[E], BatchTrigger]:
         queue = self.queue
         chosen, tokens = [first], first.tokens
         queue.take(first)

@@ -144,7 +144,7 @@ class Coalescer(Generic[E]):
             def keep_or_note(item: E) -> bool:
                 if wanted := should_keep(item):
                     return wanted
-                dropped.append(item)  # noqa: B023  # called within this turn of the loop
+                dropped.append(item)  # noqa: B023  # called within this iteration of the loop
                 return False
 
             batch = self._former.take(keep_or_note, running)

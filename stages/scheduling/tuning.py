@@ -44,10 +44,10 @@ An image takes kilobytes for each token. `python -m perf memory` measures it.
 """
 
 ANSWERING_S: Final = 0.002
-"""Seconds of writing small answers before other tasks of the event loop get a turn.
+"""Seconds of writing small answers before other tasks of the event loop run.
 
-A turn costs as much as one or two answers, and a batch may complete a hundred requests. `python -m perf liveness`
-measures it.
+An iteration of the loop costs as much as one or two answers, and a batch may complete a hundred requests.
+`python -m perf liveness` measures it.
 """
 
 CORE_TIMEOUT_S: Final = 1.0

@@ -148,11 +148,11 @@ async def test_a_made_up_conversation_ends_and_surprises_nobody(grammar: Grammar
     async with UnderFire.opened(
         body_timeout_s=0.2, head_timeout_s=0.2, keep_alive_s=0.2, write_timeout_s=1, body_limit_bytes=100_000
     ) as fire:
-        turn = anyio.Semaphore(AT_ONCE)
+        slots = anyio.Semaphore(AT_ONCE)
         answers: dict[int, bytes] = {}
 
         async def talk(seed: int) -> None:
-            async with turn:
+            async with slots:
                 answers[seed] = await fire.talk(conversation(grammar, seed))
 
         with anyio.fail_after(60):

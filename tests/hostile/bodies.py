@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.request import Request, urlopen
@@ -242,12 +242,12 @@ def chosen(
         every_shape: Each field with each shape. False: each with the next one in turn.
         most_fields: Of one path. None: all.
     """
-    turn, of_path = count(), Counter[str]()
+    shapes, of_path = cycle(SHAPES), Counter[str]()
     for field in fields(description):
         of_path[field.path] += 1
         if most_fields is not None and of_path[field.path] > most_fields and not field.is_form:
             continue
-        for shape in SHAPES if every_shape else (SHAPES[next(turn) % len(SHAPES)],):
+        for shape in SHAPES if every_shape else (next(shapes),):
             if not (field.is_form and shape == "the field again and again"):
                 yield field, shape
 

@@ -125,7 +125,7 @@ class Host:
 
 
 def waiting_to_be_fed(engine: Engine) -> int:
-    """Requests with inputs that wait for their turn in front of preprocess."""
+    """Requests with inputs that wait in front of preprocess."""
     return engine.statistics().priorities["interactive"].waiting_requests
 
 

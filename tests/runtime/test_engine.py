@@ -451,12 +451,12 @@ async def test_an_engine_whose_host_is_cancelled_is_not_called_broken(
     assert engine.fault is None
 
 
-@pytest.mark.parametrize("turns", range(0, 12, 2))
-async def test_opening_that_is_cancelled_leaves_no_channel_open(turns: int) -> None:
+@pytest.mark.parametrize("iterations", range(0, 12, 2))
+async def test_opening_that_is_cancelled_leaves_no_channel_open(iterations: int) -> None:
     """A channel that stays open warns when it is collected, which fails the test."""
 
     async def cancel(scope: anyio.CancelScope) -> None:
-        for _ in range(turns):
+        for _ in range(iterations):
             await anyio.lowlevel.checkpoint()
         scope.cancel()
 
@@ -788,7 +788,7 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
                 gate.open()
 
 
-async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made() -> None:
+async def test_other_tasks_run_while_the_answers_of_a_large_batch_are_made() -> None:
     gate = Gate()
     now = answered = 0
     model = LetterModel(on_forward=gate)
@@ -804,7 +804,7 @@ async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_mad
         await engine.submit(lambda: request, write)
         answered += 1
 
-    options = StageOptions(clock=lambda: now * ANSWERING_S / (in_a_row - 0.5))  # the last of them ends the turn
+    options = StageOptions(clock=lambda: now * ANSWERING_S / (in_a_row - 0.5))  # other tasks run after the last of them
     async with engine_on(model, options=options) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, "first")
         await gate.arrived()
@@ -817,5 +817,5 @@ async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_mad
             await anyio.lowlevel.checkpoint()
             most, before = max(most, answered - before), answered
     assert list(map(len, model.forwarded)) == [1, 60]
-    # Between two looks every task has a turn or two, in any order; the answer to the first text may come beside them.
+    # Between two looks every task runs once or twice, in any order; the answer to the first text may come beside them.
     assert in_a_row <= most <= 2 * in_a_row + 1

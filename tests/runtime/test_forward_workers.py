@@ -310,13 +310,13 @@ def _same(request: EmbedRequest) -> EmbedRequest:
 
 
 def hold_the_loop(condition: Callable[[], bool]) -> None:
-    """Let threads work until the condition holds, without a turn of the event loop."""
+    """Let threads work until the condition holds, without an iteration of the event loop."""
     latest = perf_counter() + 30
     while not condition():
         assert perf_counter() < latest
 
 
-async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_their_own_time(
+async def test_forwards_that_end_in_one_iteration_of_the_event_loop_are_each_told_their_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The loop is late: it hears of both when the second one has ended."""

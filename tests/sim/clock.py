@@ -21,8 +21,8 @@ import trio
 Backend = Literal["trio", "asyncio"]
 BACKENDS: tuple[Backend, ...] = ("trio", "asyncio")
 
-MAX_TURNS = 20_000
-"""Maximum turns of the event loop at one moment of virtual time; more mean an endless loop."""
+MAX_ITERATIONS = 20_000
+"""Maximum iterations of the event loop at one moment of virtual time; more mean an endless loop."""
 
 
 class Stuck(BaseException):
@@ -42,7 +42,7 @@ class SimClock(trio.abc.Clock):
 
     def current_time(self) -> float:
         self._looks += 1
-        if self._looks > MAX_TURNS * 5:
+        if self._looks > MAX_ITERATIONS * 5:
             raise Stuck("the program runs on while time stands still")
         return self._now
 
@@ -71,7 +71,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._random = random.Random(seed)
         self._now = 0.0
-        self._turns = 0
+        self._iterations = 0
         self._selector = self
         self.unhandled: list[str] = []
         self.set_exception_handler(lambda _, context: self.unhandled.append(str(context)))
@@ -81,13 +81,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def select(self, timeout: float | None) -> list[object]:
         """Jump to the next deadline: `BaseEventLoop` calls this when everything that was ready has run."""
-        self._turns += 1
+        self._iterations += 1
         if timeout is None:
             raise Stuck("every task waits, and for nothing that will ever happen")
         if timeout > 0:
             self._now = max(self._now, self._scheduled[0].when())
-            self._turns = 0
-        elif self._turns > MAX_TURNS:
+            self._iterations = 0
+        elif self._iterations > MAX_ITERATIONS:
             raise Stuck("the program runs on while time stands still")
         self._due()
         self._shuffle()

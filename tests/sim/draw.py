@@ -399,7 +399,7 @@ def yields(_rng: random.Random, world: World) -> None:
 
 
 @feature(0.15)
-def ends_in_one_turn(rng: random.Random, world: World) -> None:
+def ends_in_one_iteration(rng: random.Random, world: World) -> None:
     world.align_ticks = some(rng, 2, 4, 10)
 
 

@@ -86,8 +86,8 @@ def _nothing(*_: object, **__: object) -> None:
 def results_swapped_in_a_batch() -> Plan:
     original = BatchStage._call
 
-    async def call(self: BatchStage[Any, Any], turn: Any, payloads: Sequence[Any]) -> Sequence[Any]:
-        return list(await original(self, turn, payloads))[::-1]
+    async def call(self: BatchStage[Any, Any], execution: Any, payloads: Sequence[Any]) -> Sequence[Any]:
+        return list(await original(self, execution, payloads))[::-1]
 
     return [(BatchStage, "_call", call)]
 
@@ -920,15 +920,15 @@ def what_arrives_at_the_deadline_of_a_connection_is_dropped() -> Plan:
 
 
 @mutation
-def turn_of_bodies_held_while_one_waits_for_its_client() -> Plan:
+def iteration_held_while_one_waits_for_its_client() -> Plan:
     async def receive_body(self: Connection, fast_path: Any, request: Any) -> bool:
-        async with self._server_state._turns:
+        async with self._server_state._iterations:
             return bool(await original(self, fast_path, request))
 
     original = Connection._receive_body
     return [
         (Connection, "_receive_body", receive_body),
-        (ServerState, "turn", lambda self: anyio.lowlevel.checkpoint()),
+        (ServerState, "wait_for_iteration", lambda self: anyio.lowlevel.checkpoint()),
     ]
 
 

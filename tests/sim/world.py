@@ -207,7 +207,7 @@ class World:
     """Seconds of each forward and of each of its tokens, beyond `device_ticks`."""
     token_s: float = 0.0
     align_ticks: int = 0
-    """Calls end at multiples of these ticks alone, so that several end in one turn."""
+    """Calls end at multiples of these ticks alone. So several end in one iteration of the event loop."""
     slow_preprocess: list[Call] = field(default_factory=list, metadata={"of": Call})
     slow_device: list[Call] = field(default_factory=list, metadata={"of": Call})
     """Calls with a time of their own."""

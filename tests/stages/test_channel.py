@@ -106,7 +106,7 @@ async def test_a_sender_that_leaves_holds_no_room_and_nobody_up() -> None:
     channel.sender.close()
 
 
-async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leaves() -> None:
+async def test_a_worker_for_what_comes_in_one_iteration_and_another_for_what_it_leaves() -> None:
     channel = Channel[int]("behind", 8)
     took: dict[str, list[int]] = {}
     busy = anyio.Event()

@@ -1,4 +1,4 @@
-"""Postprocess: turns of other tasks between answers, and blocked outlets."""
+"""Postprocess: other tasks that run between answers, and blocked outlets."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:
     return ticket, [Item(ticket, index, f"row {index}", 0.0, 1) for index in range(rows)]
 
 
-async def longest_turn(answers: int) -> int:
-    """Count the longest run of answers while each takes two sevenths of a turn."""
+async def longest_run(answers: int) -> int:
+    """Count the longest run of answers while each takes two sevenths of `ANSWERING_S`."""
     answered = 0
 
     def write(_: object) -> None:
@@ -81,8 +81,8 @@ async def longest_turn(answers: int) -> int:
     return most
 
 
-async def test_others_have_their_turn_however_many_lists_are_answered() -> None:
-    assert 4 <= await longest_turn(60) <= 8  # between two looks a task has one turn or, on trio, two
+async def test_other_tasks_run_however_many_lists_are_answered() -> None:
+    assert 4 <= await longest_run(60) <= 8  # between two looks a task runs once or, on trio, twice
 
 
 async def test_a_large_answer_waits_for_no_small_ones() -> None:

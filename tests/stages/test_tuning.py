@@ -26,7 +26,7 @@ from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceT
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
 from tests.doubles import NoLoad, wait_in
-from tests.stages.test_postprocess import longest_turn
+from tests.stages.test_postprocess import longest_run
 
 
 def bulk_work_waits_for_interactive_work() -> bool:
@@ -167,9 +167,9 @@ def test_what_a_constant_is_for_fails_without_it(use: Use, monkeypatch: pytest.M
 
 @pytest.mark.anyio
 async def test_others_wait_for_all_answers_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await longest_turn(60) < 10
+    assert await longest_run(60) < 10
     monkeypatch.setattr(postprocess, "ANSWERING_S", inf)
-    assert await longest_turn(60) >= 30
+    assert await longest_run(60) >= 30
 
 
 def test_every_constant_is_named_here_and_there_are_few() -> None:

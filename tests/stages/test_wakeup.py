@@ -31,7 +31,7 @@ async def test_it_wakes_tasks_that_wait_and_tasks_that_come_later() -> None:
     assert woken == ["before", "after"]
 
 
-async def test_to_wait_for_what_is_set_gives_others_a_turn() -> None:
+async def test_to_wait_for_what_is_set_lets_others_run() -> None:
     event, steps = wakeup(), list[str]()
     event.set()
 

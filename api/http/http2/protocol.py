@@ -124,7 +124,7 @@ class Http2:
             work += self._frames.price
             if work >= SLICE_UNITS:
                 work = 0
-                await self._server_state.turn()
+                await self._server_state.wait_for_iteration()
                 await self._wait_for_allowance()
 
     async def _wait_for_allowance(self) -> None:

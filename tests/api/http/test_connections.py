@@ -402,7 +402,7 @@ async def test_requests_sent_ahead_are_answered_however_late_the_event_loop_is(s
 
         async def be_late() -> None:
             while True:
-                time.sleep(0.005)  # noqa: ASYNC251  # each turn takes longer than a connection may be idle
+                time.sleep(0.005)  # noqa: ASYNC251  # each iteration takes longer than a connection may be idle
                 await anyio.lowlevel.checkpoint()
 
         async with anyio.create_task_group() as tasks:
@@ -467,7 +467,7 @@ async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
 
 
 @pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
-async def test_a_body_that_is_waited_for_holds_no_turn(framing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_waited_for_takes_no_iteration(framing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("staged_pool.api.http.connections.FAST_BODY_S", math.inf)  # none is left to the general path
     head = post(b"", framing)
     body = b" " * 999_999 + b"{"
@@ -484,8 +484,8 @@ async def test_a_body_that_is_waited_for_holds_no_turn(framing: str, monkeypatch
             await until(lambda: state.body_bytes >= 30)
             for _ in range(10):
                 await anyio.wait_all_tasks_blocked()
-                turns = state._turns.statistics()
-                assert (turns.locked, turns.tasks_waiting) == (False, 0)
+                lock = state._iterations.statistics()
+                assert (lock.locked, lock.tasks_waiting) == (False, 0)
             async with await served.connect() as stream:
                 await stream.send(post(body))
                 assert statuses(await read_answer(stream)) == [400]

@@ -151,14 +151,14 @@ async def test_who_owes_goes_on_when_time_has_paid() -> None:
         assert (await client.until_settled(1)).statuses == {1: b"200"}
 
 
-async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between() -> None:
-    turns = 0
+async def test_frames_are_taken_in_slices_with_an_iteration_of_the_event_loop_between() -> None:
+    iterations = 0
 
     class Counting(ServerState):
-        async def turn(self) -> None:
-            nonlocal turns
-            turns += 1
-            await super().turn()
+        async def wait_for_iteration(self) -> None:
+            nonlocal iterations
+            iterations += 1
+            await super().wait_for_iteration()
 
     class Config:
         server_state = Counting()
@@ -170,7 +170,7 @@ async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between(
     data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS) + frame(PING, b"12345678") * (10 * SLICE_UNITS)
     await connection.initiate()
     await connection.handle(RawData(data))
-    assert turns == 10
+    assert iterations == 10
 
 
 class _App:

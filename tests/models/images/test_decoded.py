@@ -21,7 +21,7 @@ from tests.models.images.drawing import pixels
 
 WIDE = (911, 733)
 """Width and height of an image of several strips, cut along either side."""
-TURNS = range(1, 9)
+ORIENTATIONS = range(1, 9)
 
 
 def upright(values: np.ndarray, orientation: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def test_the_image_of_these_tests_has_several_strips() -> None:
     assert WIDE[0] * WIDE[1] > 2 * STRIP_PIXELS
 
 
-@pytest.mark.parametrize("orientation", TURNS)
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "columns"])
 def test_strips_are_those_of_the_upright_image(orientation: int, rows: bool) -> None:
     values = pixels(*WIDE)

@@ -35,7 +35,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 SLACK_S = 0.02
-"""Slack of every bound: some turns of the event loop, and the batch delay."""
+"""Slack of every bound: some iterations of the event loop, and the batch delay."""
 
 HANG_S = 300.0
 
