@@ -1,1 +1,1 @@
-"""Command lines of the measurements, one function for each command."""
+"""Commands of `python -m perf`, and the options that they share."""

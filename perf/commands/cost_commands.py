@@ -43,7 +43,7 @@ def parsing_command(
     *,
     backend: BackendOption = "asyncio",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every body size at every server.")] = 5,
-    seconds: Annotated[float, typer.Option(min=1, help="Calls of one block.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one block.")] = 4.0,
 ) -> None:
     """Latency of /health by the size limit of JSON decoded on the event loop."""
     parsing.run(Options(backend=backend), rounds=rounds, seconds=seconds)

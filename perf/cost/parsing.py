@@ -104,5 +104,4 @@ def _cell(
     """Run one load with health checks; return the answers a second."""
     generate.begin(Load(clients=CLIENTS, seconds=seconds, patience_s=PATIENCE_S))
     health.add(probe(seconds))
-    outcome = generate.end()
-    return len(outcome.latencies_ms) / outcome.elapsed_s
+    return generate.end().rate

@@ -215,7 +215,7 @@ class Run:
                         generate(Load(clients=1, max_requests=8))
                         for clients in scope.clients:
                             found = generate(Load(clients=clients, seconds=scope.seconds, patience_s=PATIENCE_S))
-                            texts_per_s = len(found.latencies_ms) * load.texts_per_request / found.elapsed_s
+                            texts_per_s = found.rate * load.texts_per_request
                             summary = report.Summary.of(found.latencies_ms)
                             cells.append({"load": shape, "clients": clients, "texts_per_s": texts_per_s, "ms": summary})
                             cores = found.client_cpu_s / found.elapsed_s

@@ -86,7 +86,7 @@ class Cell:
 
     def rate(self, scenario: Scenario) -> float:
         """Return the texts, documents or images per second."""
-        return len(self.load.latencies_ms) * UNITS[scenario] / self.load.elapsed_s
+        return self.load.rate * UNITS[scenario]
 
 
 @dataclass(frozen=True, slots=True)

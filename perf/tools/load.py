@@ -8,10 +8,12 @@ import selectors
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import Final
 
 from perf.tools.client import Connection, get, retry_after_s, successful
+from perf.tools.workers import worker
 
 PROBE_TIMEOUT_S: Final = 10.0
 """Timeout of a health check in seconds, as an orchestrator may have."""
@@ -64,6 +66,11 @@ class LoadOutcome:
     """
     client_cpu_s: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """Requests a second that were answered with 200."""
+        return len(self.latencies_ms) / self.elapsed_s
+
 
 class LoadGenerator:
     """Generator of closed-loop load, in one thread; it keeps its connections between loads.
@@ -103,6 +110,13 @@ class LoadGenerator:
         """Close all connections."""
         for connection in self._kept:
             connection.close()
+
+
+def closed_loop_rate(port: int, requests: tuple[bytes, ...], load: Load) -> float:
+    """Measure the rate of a load after a burst, from a process of its own."""
+    with worker(partial(LoadGenerator, port, requests)) as generate:
+        generate(BURST)
+        return generate(load).rate
 
 
 class _ClosedLoop:

@@ -54,12 +54,12 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
             for _ in range(rounds):
                 outcome = small(load)
                 alone += outcome.latencies_ms
-                rates["alone"].append(len(outcome.latencies_ms) / outcome.elapsed_s)
+                rates["alone"].append(outcome.rate)
                 bar.advance(bar.task_ids[0])
                 large.begin(Load(clients=1, seconds=seconds, patience_s=PATIENCE_S))
                 outcome = small(load)
                 beside += outcome.latencies_ms
-                rates["beside"].append(len(outcome.latencies_ms) / outcome.elapsed_s)
+                rates["beside"].append(outcome.rate)
                 rankings += large.end().latencies_ms
                 bar.advance(bar.task_ids[0])
         quiet, busy, ranked = (report.Summary.of(values) for values in (alone, beside, rankings))

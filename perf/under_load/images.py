@@ -181,7 +181,7 @@ def _report_throughput(
     bound_s = IMAGES / bare_rate + prepare_s + forward_s
     rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(IMAGES / bare_rate)]], {}
     for limit, outcomes in seen.items():
-        rates = [len(outcome.latencies_ms) / outcome.elapsed_s for outcome in outcomes]
+        rates = [outcome.rate for outcome in outcomes]
         ratio = statistics.median(rate / bare.images_per_s for rate, bare in zip(rates, of_bare, strict=True))
         of_bare_by_limit[limit] = ratio
         summary = report.Summary.of([ms for outcome in outcomes for ms in outcome.latencies_ms])

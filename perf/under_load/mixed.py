@@ -15,7 +15,7 @@ from typing import Final
 from perf.tools import report
 from perf.tools.client import post
 from perf.tools.jpegs import clip_folder, jpeg, score_request
-from perf.tools.load import BURST, Load, LoadGenerator
+from perf.tools.load import Load, closed_loop_rate
 from perf.tools.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.tools.report import number
 from perf.tools.servers import MAX_CONNECTIONS, Options, serving
@@ -49,10 +49,8 @@ def run(options: Options, *, seconds: float, rounds: int, factor: float) -> None
         requests = _requests(options)
         with serving([*served.serve_command(), "--max-connections", str(MAX_CONNECTIONS)]) as server:
             record.results["model"] = server.card()
-            with worker(partial(LoadGenerator, server.port, requests)) as generate:
-                generate(BURST)
-                closed = generate(Load(clients=CLIENTS, seconds=seconds, patience_s=TIMEOUT_S))
-            capacity = len(closed.latencies_ms) / closed.elapsed_s
+            closed = Load(clients=CLIENTS, seconds=seconds, patience_s=TIMEOUT_S)
+            capacity = closed_loop_rate(server.port, requests, closed)
             outcome = ArrivalsOutcome()
             with worker(partial(OpenLoop, server.port, requests)) as offer:
                 for round_number in range(rounds):

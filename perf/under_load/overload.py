@@ -219,8 +219,7 @@ def _capacity(
         raise RuntimeError("an idle server rejected every request")
     closed: dict[int, float] = {}
     for clients in CAPACITY_CLIENTS:
-        outcome = generate(Load(clients=clients, seconds=seconds, patience_s=TIMEOUT_S))
-        closed[clients] = len(outcome.latencies_ms) / outcome.elapsed_s
+        closed[clients] = generate(Load(clients=clients, seconds=seconds, patience_s=TIMEOUT_S)).rate
         done()
     return unloaded.p50, closed
 

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from perf.tools import report
-from perf.tools.load import BURST, Load, LoadGenerator
+from perf.tools.load import Load, closed_loop_rate
 from perf.tools.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.tools.servers import Options, Server, serving
 from perf.tools.texts import SHAPES, Shape, TextSource
@@ -120,10 +120,8 @@ def run(options: Options, *, shape: Shape, minutes: float, share: float) -> None
     command = [*options.serve_command(), "--body-limit-mb", str(BODY_LIMIT_MB)]
     with report.recording("soak", settings) as record, serving(command) as server:
         record.results["model"] = server.card()
-        with worker(partial(LoadGenerator, server.port, workload.requests)) as generate:
-            generate(BURST)
-            closed = generate(Load(clients=CAPACITY_CLIENTS, seconds=CAPACITY_S, patience_s=TIMEOUT_S))
-        capacity = len(closed.latencies_ms) / closed.elapsed_s
+        closed = Load(clients=CAPACITY_CLIENTS, seconds=CAPACITY_S, patience_s=TIMEOUT_S)
+        capacity = closed_loop_rate(server.port, workload.requests, closed)
         rate = LOAD_SHARE * capacity
         before = _quiet(server)
         with (

@@ -54,7 +54,7 @@ class ServiceTimeModel:
     a least-squares fit to many, with fading weights. Until sizes have differed, the whole time counts as fixed.
     Predictions for more tokens are then too short, and no request is rejected because of them.
 
-    Items have no term of their own: an item costs a third of a token (`python -m perf texts`).
+    Items have no term of their own: an item costs a third of a token (`perf/NOTES.md`).
     """
 
     def __init__(self) -> None:
