@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.client.errors import BadAnswer, Problem
+from staged_pool.client.errors import BadAnswer, ErrorObject
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class StreamLine(msgspec.Struct):
     index: int | None = None
     usage: UsageObject | None = None
     model: str = ""
-    error: Problem | None = None
+    error: ErrorObject | None = None
 
 
 VECTORS: Final = msgspec.json.Decoder(VectorsBody)

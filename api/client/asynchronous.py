@@ -15,8 +15,8 @@ import httpx
 from staged_pool.client import embedding_calls, scoring_calls, server_calls
 from staged_pool.client.batches import InputRange
 from staged_pool.client.errors import with_input_range
-from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.plans import Call, CallDefaults, Streamed
+from staged_pool.client.exchange import Attempt, NoAnswer, Pause, ServerAnswer, ServerRequest, StepOutcome
+from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan
 from staged_pool.client.progress import reporting
 from staged_pool.client.settings import BaseClient, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def _call_method(
-    build: Callable[Concatenate[CallDefaults, A], Call[P, R]],
+    build: Callable[Concatenate[CallDefaults, A], CallPlan[P, R]],
 ) -> Callable[Concatenate[AsyncClient, A], Coroutine[Any, Any, R]]:
     """Make the method that sends a call."""
 
@@ -41,7 +41,7 @@ def _call_method(
 
 
 def _stream_method(
-    build: Callable[Concatenate[CallDefaults, A], Streamed],
+    build: Callable[Concatenate[CallDefaults, A], StreamPlan],
 ) -> Callable[Concatenate[AsyncClient, A], AbstractAsyncContextManager[AsyncEmbeddingStream]]:
     """Make the method that sends a call with streamed answers."""
 
@@ -95,21 +95,21 @@ class AsyncClient(BaseClient):
     models = _call_method(server_calls.models)
     ready = _call_method(server_calls.ready)
 
-    async def _run(self, call: Call[P, R]) -> R:
+    async def _run(self, call: CallPlan[P, R]) -> R:
         deadline = self._settings.deadline(call.timeout_s, anyio.current_time())
-        parts = call.parts()
-        begun = list(islice(parts, self._settings.concurrency))
-        parts = chain(begun, parts)
+        batches = call.batches()
+        begun = list(islice(batches, self._settings.concurrency))
+        batches = chain(begun, batches)
         found: dict[int, P] = {}
         errors: list[StagedPoolError] = []
 
         async def work(advance: Callable[[int], None], tasks: anyio.CancelScope) -> None:
             input_range = whole = InputRange(0, call.total)
             try:
-                for part in parts:
-                    input_range = part.input_range
-                    answer = await self._answer(part.request, deadline, self._exchange_once)
-                    found[part.number] = call.read(answer, input_range.count)
+                for batch in batches:
+                    input_range = batch.input_range
+                    answer = await self._answer(batch.request, deadline, self._exchange_once)
+                    found[batch.number] = call.read(answer, input_range.count)
                     advance(input_range.count)
                     input_range = whole
             except StagedPoolError as error:
@@ -129,40 +129,40 @@ class AsyncClient(BaseClient):
         return call.join([found[number] for number in sorted(found)])
 
     async def _vectors(
-        self, call: Streamed, deadline: float, stream: AsyncEmbeddingStream
+        self, call: StreamPlan, deadline: float, stream: AsyncEmbeddingStream
     ) -> AsyncGenerator[Vector, None]:
         prompt_tokens = 0
-        for part in call.parts:
+        for batch in call.batches:
             opened: list[httpx.Response] = []
             try:
-                answer = await self._answer(part.request, deadline, partial(self._open, opened))
+                answer = await self._answer(batch.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise with_input_range(error, part.input_range, call.total) from error.__cause__
+                raise with_input_range(error, batch.input_range, call.total) from error.__cause__
             async with aclosing(opened[-1]) as response:
-                lines = VectorLines(answer, part.input_range, call.total)
+                lines = VectorLines(answer, batch.input_range, call.total)
                 try:
                     async for chunk in response.aiter_bytes():
                         for vector in lines.feed(chunk):
                             yield vector
                         self._settings.check(deadline, anyio.current_time())
                 except httpx.RequestError as error:
-                    raise with_input_range(lost(error), part.input_range, call.total) from error
+                    raise with_input_range(lost(error), batch.input_range, call.total) from error
                 for vector in lines.end():
                     yield vector
             prompt_tokens += lines.prompt_tokens or 0
         stream.usage = Usage(prompt_tokens)
 
     async def _answer(
-        self, request: Request, deadline: float, send: Callable[[Attempt], Awaitable[Answer | NoAnswer]]
-    ) -> Answer:
+        self, request: ServerRequest, deadline: float, send: Callable[[Attempt], Awaitable[ServerAnswer | NoAnswer]]
+    ) -> ServerAnswer:
         """Run one exchange to its end."""
         steps = self._settings.exchange(request, anyio.current_time, deadline)
-        outcome: Outcome = None
+        outcome: StepOutcome = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as end:
-                answer: Answer = end.value
+                answer: ServerAnswer = end.value
                 return answer
             if isinstance(step, Pause):
                 await anyio.sleep(step.seconds)
@@ -170,25 +170,25 @@ class AsyncClient(BaseClient):
             else:
                 outcome = await send(step)
 
-    async def _exchange_once(self, attempt: Attempt) -> Answer | NoAnswer:
+    async def _exchange_once(self, attempt: Attempt) -> ServerAnswer | NoAnswer:
         try:
             with anyio.move_on_after(attempt.timeout_s):
                 async with aclosing(await self._send(attempt)) as response:
                     body = await response.aread()
-                    return Answer(response.status_code, headers_of(response), body)
+                    return ServerAnswer(response.status_code, headers_of(response), body)
             return NoAnswer("timeout")
         except httpx.RequestError as error:
             return failure(error)
 
-    async def _open(self, opened: list[httpx.Response], attempt: Attempt) -> Answer | NoAnswer:
+    async def _open(self, opened: list[httpx.Response], attempt: Attempt) -> ServerAnswer | NoAnswer:
         """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
         try:
             response = await self._send(attempt)
             if response.status_code in attempt.results:
                 opened.append(response)
-                return Answer(response.status_code, headers_of(response))
+                return ServerAnswer(response.status_code, headers_of(response))
             async with aclosing(response):
-                return Answer(response.status_code, headers_of(response), await response.aread())
+                return ServerAnswer(response.status_code, headers_of(response), await response.aread())
         except httpx.RequestError as error:
             return failure(error)
 

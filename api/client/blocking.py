@@ -16,8 +16,8 @@ import httpx
 
 from staged_pool.client import embedding_calls, scoring_calls, server_calls
 from staged_pool.client.errors import with_input_range
-from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.plans import Call, CallDefaults, Streamed
+from staged_pool.client.exchange import Attempt, NoAnswer, Pause, ServerAnswer, ServerRequest, StepOutcome
+from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan
 from staged_pool.client.progress import reporting
 from staged_pool.client.settings import BaseClient, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
@@ -29,7 +29,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def _call_method(build: Callable[Concatenate[CallDefaults, A], Call[P, R]]) -> Callable[Concatenate[Client, A], R]:
+def _call_method(build: Callable[Concatenate[CallDefaults, A], CallPlan[P, R]]) -> Callable[Concatenate[Client, A], R]:
     """Make the method that sends a call."""
 
     @wraps(build)
@@ -40,7 +40,7 @@ def _call_method(build: Callable[Concatenate[CallDefaults, A], Call[P, R]]) -> C
 
 
 def _stream_method(
-    build: Callable[Concatenate[CallDefaults, A], Streamed],
+    build: Callable[Concatenate[CallDefaults, A], StreamPlan],
 ) -> Callable[Concatenate[Client, A], AbstractContextManager[EmbeddingStream]]:
     """Make the method that sends a call with streamed answers."""
 
@@ -113,27 +113,27 @@ class Client(BaseClient):
     models = _call_method(server_calls.models)
     ready = _call_method(server_calls.ready)
 
-    def _run(self, call: Call[P, R]) -> R:
+    def _run(self, call: CallPlan[P, R]) -> R:
         deadline = self._settings.deadline(call.timeout_s, time.monotonic())
-        parts = call.parts()
-        begun = list(islice(parts, self._settings.concurrency))
-        parts = chain(begun, parts)
+        batches = call.batches()
+        begun = list(islice(batches, self._settings.concurrency))
+        batches = chain(begun, batches)
         found: dict[int, P] = {}
-        lock, ended = threading.Lock(), threading.Event()  # the lock guards `parts` and `advance`
+        lock, ended = threading.Lock(), threading.Event()  # the lock guards `batches` and `advance`
 
         def work(advance: Callable[[int], None]) -> None:
             while not ended.is_set():
                 with lock:
-                    part = next(parts, None)
-                if part is None:
+                    batch = next(batches, None)
+                if batch is None:
                     return
                 try:
-                    answer = self._answer(part.request, deadline, self._exchange_once, ended.wait)
-                    found[part.number] = call.read(answer, part.input_range.count)
+                    answer = self._answer(batch.request, deadline, self._exchange_once, ended.wait)
+                    found[batch.number] = call.read(answer, batch.input_range.count)
                 except StagedPoolError as error:
-                    raise with_input_range(error, part.input_range, call.total) from error.__cause__
+                    raise with_input_range(error, batch.input_range, call.total) from error.__cause__
                 with lock:
-                    advance(part.input_range.count)
+                    advance(batch.input_range.count)
 
         with reporting(call.progress, call.total) as advance:
             if len(begun) == 1:
@@ -142,41 +142,41 @@ class Client(BaseClient):
                 _in_threads(lambda: work(advance), len(begun), ended)
         return call.join([found[number] for number in sorted(found)])
 
-    def _vectors(self, call: Streamed, deadline: float) -> Generator[Vector, None, Usage]:
+    def _vectors(self, call: StreamPlan, deadline: float) -> Generator[Vector, None, Usage]:
         prompt_tokens = 0
-        for part in call.parts:
+        for batch in call.batches:
             opened: list[httpx.Response] = []
             try:
-                answer = self._answer(part.request, deadline, partial(self._open, opened))
+                answer = self._answer(batch.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise with_input_range(error, part.input_range, call.total) from error.__cause__
+                raise with_input_range(error, batch.input_range, call.total) from error.__cause__
             with closing(opened[-1]) as response:
-                lines = VectorLines(answer, part.input_range, call.total)
+                lines = VectorLines(answer, batch.input_range, call.total)
                 try:
                     for chunk in response.iter_bytes():
                         yield from lines.feed(chunk)
                         self._settings.check(deadline, time.monotonic())
                 except httpx.RequestError as error:
-                    raise with_input_range(lost(error), part.input_range, call.total) from error
+                    raise with_input_range(lost(error), batch.input_range, call.total) from error
                 yield from lines.end()
             prompt_tokens += lines.prompt_tokens or 0
         return Usage(prompt_tokens)
 
     def _answer(
         self,
-        request: Request,
+        request: ServerRequest,
         deadline: float,
-        send: Callable[[Attempt], Answer | NoAnswer],
+        send: Callable[[Attempt], ServerAnswer | NoAnswer],
         pause: Callable[[float], bool | None] = time.sleep,
-    ) -> Answer:
+    ) -> ServerAnswer:
         """Run one exchange to its end. `pause` returns True if the call has ended meanwhile."""
         steps = self._settings.exchange(request, time.monotonic, deadline)
-        outcome: Outcome = None
+        outcome: StepOutcome = None
         while True:
             try:
                 step = steps.send(outcome)
             except StopIteration as end:
-                answer: Answer = end.value
+                answer: ServerAnswer = end.value
                 return answer
             if isinstance(step, Pause):
                 if pause(step.seconds):
@@ -185,7 +185,7 @@ class Client(BaseClient):
             else:
                 outcome = send(step)
 
-    def _exchange_once(self, attempt: Attempt) -> Answer | NoAnswer:
+    def _exchange_once(self, attempt: Attempt) -> ServerAnswer | NoAnswer:
         ends = time.monotonic() + attempt.timeout_s
         body = bytearray()
         try:
@@ -194,19 +194,19 @@ class Client(BaseClient):
                     body += chunk
                     if time.monotonic() > ends:  # httpx limits the time of each read, not of all
                         return NoAnswer("timeout")
-                return Answer(response.status_code, headers_of(response), bytes(body))
+                return ServerAnswer(response.status_code, headers_of(response), bytes(body))
         except httpx.RequestError as error:
             return failure(error)
 
-    def _open(self, opened: list[httpx.Response], attempt: Attempt) -> Answer | NoAnswer:
+    def _open(self, opened: list[httpx.Response], attempt: Attempt) -> ServerAnswer | NoAnswer:
         """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
         try:
             response = self._send(attempt)
             if response.status_code in attempt.results:
                 opened.append(response)
-                return Answer(response.status_code, headers_of(response))
+                return ServerAnswer(response.status_code, headers_of(response))
             with closing(response):
-                return Answer(response.status_code, headers_of(response), response.read())
+                return ServerAnswer(response.status_code, headers_of(response), response.read())
         except httpx.RequestError as error:
             return failure(error)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from staged_pool.client import reading
 from staged_pool.client.contents import Given
-from staged_pool.client.plans import Call, CallDefaults, Streamed, batched, parts_of, source, with_inputs
+from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan, batch_requests, batched, source, with_inputs
 from staged_pool.client.progress import Progress
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs
@@ -45,7 +45,7 @@ def embed(
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
-) -> Call[EmbedResult, EmbedResult]:
+) -> CallPlan[EmbedResult, EmbedResult]:
     """Compute the vectors of each input; see `Engine.embed` for the result.
 
     Args:
@@ -95,7 +95,7 @@ def embed_stream(
     cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
-) -> Streamed:
+) -> StreamPlan:
     """Stream dense vectors as the server computes them; see `embed` for the arguments.
 
     Use it for lists whose result is too large for memory, or needed early. The batches are sent one after the other. A
@@ -105,8 +105,8 @@ def embed_stream(
         defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
     )
     fields = partial(with_inputs, {**common, **_BASE64})
-    parts = parts_of(defaults, "/v1/embeddings", sources, fields, streamed=True)
-    return Streamed(total=len(sources), parts=parts, timeout_s=timeout_s)
+    batches = batch_requests(defaults, "/v1/embeddings", sources, fields, streamed=True)
+    return StreamPlan(total=len(sources), batches=batches, timeout_s=timeout_s)
 
 
 def _vectors(  # noqa: PLR0917  # the arguments of both callers, in their order

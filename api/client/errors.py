@@ -54,7 +54,7 @@ class ServerFailed(ClientError):
         self.status = status
 
 
-class Problem(msgspec.Struct, kw_only=True):
+class ErrorObject(msgspec.Struct, kw_only=True):
     """Error object of an answer."""
 
     message: str = ""
@@ -68,7 +68,7 @@ class Problem(msgspec.Struct, kw_only=True):
 class _Body(msgspec.Struct):
     """Error body of any dialect: an object, or a text."""
 
-    error: Problem | str | None = None
+    error: ErrorObject | str | None = None
     detail: object = None
     message: str | None = None
 
@@ -85,17 +85,15 @@ _WITH_INPUT: Final[Mapping[int, type[InvalidInput]]] = {
     415: UnsupportedMedia,
     422: UnusableMedia,
 }
-_OTHERS: Final[Mapping[int, Callable[[Problem, float | None], StagedPoolError]]] = {
-    424: lambda problem, after_s: ModelFailed(problem.message, index=problem.index),
-    429: lambda problem, after_s: Overloaded(
-        problem.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s
+_OTHERS: Final[Mapping[int, Callable[[ErrorObject, float | None], StagedPoolError]]] = {
+    424: lambda error, after_s: ModelFailed(error.message, index=error.index),
+    429: lambda error, after_s: Overloaded(error.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s),
+    501: lambda error, after_s: Unsupported(error.message),
+    502: lambda error, after_s: MediaUnavailable(error.message, index=error.index),
+    503: lambda error, after_s: EngineStopped(
+        error.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s
     ),
-    501: lambda problem, after_s: Unsupported(problem.message),
-    502: lambda problem, after_s: MediaUnavailable(problem.message, index=problem.index),
-    503: lambda problem, after_s: EngineStopped(
-        problem.message, retry_after_s=RETRY_AFTER_S if after_s is None else after_s
-    ),
-    504: lambda problem, after_s: DeadlineExceeded(problem.message, stage="server"),
+    504: lambda error, after_s: DeadlineExceeded(error.message, stage="server"),
 }
 
 
@@ -107,13 +105,13 @@ def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> St
         body: Error object of any dialect, or anything else that a proxy has written.
         retry_after_s: `Retry-After` of the answer, in seconds.
     """
-    problem, ours = _read_problem(body)
-    if not problem.message:
-        problem.message = f"The server answered with status {status} and no reason"
+    error, ours = _read_error(body)
+    if not error.message:
+        error.message = f"The server answered with status {status} and no reason"
     if status in (401, 403):
-        return Unauthorized(problem.message)
-    if status == 404 and ours and problem.is_route:
-        return Unsupported(problem.message)
+        return Unauthorized(error.message)
+    if status == 404 and ours and error.is_route:
+        return Unsupported(error.message)
     if status == 404 and not ours:
         return Unsupported(
             "The server does not have this route: it is another service or version, or its model has no such task"
@@ -121,31 +119,31 @@ def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> St
     if status == 502 and not ours:
         return ServerFailed("A proxy in front of the server could not reach it", status=status)
     if status in _WITH_INPUT:
-        return _WITH_INPUT[status](problem.message, param=problem.param, index=problem.index)
+        return _WITH_INPUT[status](error.message, param=error.param, index=error.index)
     if status in _OTHERS:
-        return _OTHERS[status](problem, retry_after_s)
-    return ServerFailed(problem.message, status=status)
+        return _OTHERS[status](error, retry_after_s)
+    return ServerFailed(error.message, status=status)
 
 
-def problem_error(problem: Problem) -> StagedPoolError:
+def error_of_object(error: ErrorObject) -> StagedPoolError:
     """Return the error of an error object in a line of a stream."""
-    status = problem.code if isinstance(problem.code, int) else 500
-    return error_of(status, msgspec.json.encode({"error": problem}))
+    status = error.code if isinstance(error.code, int) else 500
+    return error_of(status, msgspec.json.encode({"error": error}))
 
 
-def _read_problem(body: bytes) -> tuple[Problem, bool]:
-    """Read the problem of a body; True if the body has an error object."""
+def _read_error(body: bytes) -> tuple[ErrorObject, bool]:
+    """Read the error of a body; True if the body has an error object."""
     try:
         found = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Problem(), False
-    if isinstance(found.error, Problem):
+        return ErrorObject(), False
+    if isinstance(found.error, ErrorObject):
         found.error.is_route = found.detail == "Not Found"
         return found.error, True
     for text in (found.error, found.message, found.detail):
         if isinstance(text, str):
-            return Problem(message=shortened(text)), False
-    return Problem(), False
+            return ErrorObject(message=shortened(text)), False
+    return ErrorObject(), False
 
 
 def with_input_range(error: StagedPoolError, input_range: InputRange, total: int) -> StagedPoolError:

@@ -26,7 +26,7 @@ _RETRIED: Final = frozenset({429, 503})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ServerRequest:
     """Request to the server."""
 
     path: str
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Step: send this request once; its outcome is an `Answer` or a `NoAnswer`."""
+    """Step: send this request once; its outcome is a `ServerAnswer` or a `NoAnswer`."""
 
     method: str
     path: str
@@ -61,7 +61,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """Answer of the server; a result that is streamed has no body here."""
 
     status: int
@@ -80,13 +80,13 @@ class NoAnswer:
 
 
 Step: TypeAlias = Attempt | Pause
-Outcome: TypeAlias = Answer | NoAnswer | None
+StepOutcome: TypeAlias = ServerAnswer | NoAnswer | None
 """Outcome of a step; None after a `Pause`."""
-Exchange: TypeAlias = Generator[Step, Outcome, Answer]
+Exchange: TypeAlias = Generator[Step, StepOutcome, ServerAnswer]
 
 
 def exchange(
-    request: Request,
+    request: ServerRequest,
     *,
     policy: RetryPolicy,
     clock: Callable[[], float],
@@ -114,7 +114,7 @@ def exchange(
         if left_s <= 0:
             raise DeadlineExceeded("The deadline passed before the request was sent", stage="client")
         outcome = yield _attempt(request, body, left_s)
-        if isinstance(outcome, Answer) and outcome.status in request.results:
+        if isinstance(outcome, ServerAnswer) and outcome.status in request.results:
             return outcome
         error, after_s, retryable = _failure(outcome, request, left_s, retries)
         pause_s = policy.pause_s(retries, retry_after_s=after_s, luck=luck()) if retryable else None
@@ -127,7 +127,7 @@ def exchange(
         retries += 1
 
 
-def _attempt(request: Request, body: bytes | None, timeout_s: float) -> Attempt:
+def _attempt(request: ServerRequest, body: bytes | None, timeout_s: float) -> Attempt:
     headers = {"accept": NDJSON if request.streamed else JSON}
     if body is not None:
         headers["content-type"] = JSON
@@ -152,10 +152,10 @@ def _encoded(fields: Mapping[str, object]) -> bytes:
 
 
 def _failure(
-    outcome: Outcome, request: Request, left_s: float, retries: int
+    outcome: StepOutcome, request: ServerRequest, left_s: float, retries: int
 ) -> tuple[StagedPoolError, float | None, bool]:
     """Return the error of an outcome, its `Retry-After` in seconds, and if it is retryable."""
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, ServerAnswer):
         after_s = retry_after_s(outcome.headers)
         error = error_of(outcome.status, outcome.body, after_s)
         sent_as = outcome.headers.get("x-request-id")

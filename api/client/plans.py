@@ -1,4 +1,4 @@
-"""Calls: their requests, and functions to read and join the answers. Pure."""
+"""Plans of calls: their requests, and functions to read and join the answers. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from staged_pool.client.batches import InputRange, split
 from staged_pool.client.contents import Form, Given, encoded, form
-from staged_pool.client.exchange import Answer, Request
+from staged_pool.client.exchange import ServerAnswer, ServerRequest
 from staged_pool.client.progress import Progress
 from staged_pool.runtime.requests import Image, PairInput, TextInput
 
@@ -31,23 +31,23 @@ class CallDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One request of a call."""
+class BatchRequest:
+    """Request of a call for one batch of its inputs."""
 
     number: int
     input_range: InputRange
-    request: Request
+    request: ServerRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[P, R]):
-    """One call, as one request or several."""
+class CallPlan(Generic[P, R]):
+    """Plan of a call: one request or several."""
 
     total: int
     """Number of inputs."""
-    parts: Callable[[], Iterator[Part]]
+    batches: Callable[[], Iterator[BatchRequest]]
     """Returns the requests, which are made while they are sent."""
-    read: Callable[[Answer, int], P]
+    read: Callable[[ServerAnswer, int], P]
     """Reads the answer to a request; the second argument is its number of inputs."""
     join: Callable[[Sequence[P]], R]
     """Joins the results of all requests, in their order."""
@@ -57,11 +57,11 @@ class Call(Generic[P, R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed:
-    """One call with streamed answers."""
+class StreamPlan:
+    """Plan of a call with streamed answers."""
 
     total: int
-    parts: Iterator[Part]
+    batches: Iterator[BatchRequest]
     timeout_s: float | None
 
 
@@ -72,7 +72,7 @@ def source(given: TextInput | PairInput | Image) -> Given:
     return given if isinstance(given, Image) else given.source
 
 
-def parts_of(
+def batch_requests(
     defaults: CallDefaults,
     path: str,
     inputs: Sequence[Given],
@@ -80,7 +80,7 @@ def parts_of(
     *,
     form_of: Callable[[Given], Form] = form,
     streamed: bool = False,
-) -> Iterator[Part]:
+) -> Iterator[BatchRequest]:
     """Yield the requests of a call, one for each batch of inputs.
 
     Args:
@@ -89,11 +89,11 @@ def parts_of(
         inputs: Inputs of the call.
         fields: Returns the fields of the body for a batch.
         form_of: See `split`.
-        streamed: See `Request`.
+        streamed: See `ServerRequest`.
     """
     for number, input_range in enumerate(split(inputs, max_items=defaults.batch_items, form_of=form_of)):
         some = inputs[input_range.first : input_range.last]
-        yield Part(number, input_range, Request(path=path, fields=fields(some), streamed=streamed))
+        yield BatchRequest(number, input_range, ServerRequest(path=path, fields=fields(some), streamed=streamed))
 
 
 def with_inputs(common: Mapping[str, object], some: Sequence[Given]) -> dict[str, object]:
@@ -108,22 +108,22 @@ def batched(
     inputs: Sequence[Given],
     common: Mapping[str, object],
     *,
-    read: Callable[[Answer, int], P],
+    read: Callable[[ServerAnswer, int], P],
     join: Callable[[Sequence[P]], R],
     timeout_s: float | None,
     progress: Progress,
-) -> Call[P, R]:
+) -> CallPlan[P, R]:
     """Make a call that sends its inputs in batches, with the same other fields."""
-    parts = partial(parts_of, defaults, path, inputs, partial(with_inputs, common))
-    return Call(total=len(inputs), parts=parts, read=read, join=join, timeout_s=timeout_s, progress=progress)
+    batches = partial(batch_requests, defaults, path, inputs, partial(with_inputs, common))
+    return CallPlan(total=len(inputs), batches=batches, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
-def single(request: Request, read: Callable[[Answer], P], timeout_s: float | None) -> Call[P, P]:
+def single(request: ServerRequest, read: Callable[[ServerAnswer], P], timeout_s: float | None) -> CallPlan[P, P]:
     """Make a call of one request."""
-    return Call(
+    return CallPlan(
         total=1,
-        parts=lambda: iter((Part(0, InputRange(0, 1), request),)),
+        batches=lambda: iter((BatchRequest(0, InputRange(0, 1), request),)),
         read=lambda answer, count: read(answer),
-        join=lambda parts: parts[0],
+        join=lambda results: results[0],
         timeout_s=timeout_s,
     )

@@ -9,14 +9,14 @@ import numpy as np
 from staged_pool.client import answers
 from staged_pool.client.answers import decode, floats, in_order, integers, matrix
 from staged_pool.client.errors import BadAnswer
-from staged_pool.client.exchange import Answer
+from staged_pool.client.exchange import ServerAnswer
 from staged_pool.client.results import EntitiesResult
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, ScoreResult, Usage
 
 
-def read_vectors(answer: Answer, count: int) -> EmbedResult:
+def read_vectors(answer: ServerAnswer, count: int) -> EmbedResult:
     body = decode(answers.VECTORS, answer.body)
     rows = in_order(body.data, [entry.index for entry in body.data], count)
     return EmbedResult(
@@ -24,7 +24,7 @@ def read_vectors(answer: Answer, count: int) -> EmbedResult:
     )
 
 
-def read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> EmbedResult:
+def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output]) -> EmbedResult:
     body = decode(answers.POOLED, answer.body)
     rows = [entry.data for entry in in_order(body.data, [entry.index for entry in body.data], count)]
     dense = [row.embed for row in rows if row.embed is not None]
@@ -68,7 +68,7 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
     )
 
 
-def read_labels(answer: Answer, count: int) -> ClassifyResult:
+def read_labels(answer: ServerAnswer, count: int) -> ClassifyResult:
     body = decode(answers.LABELS, answer.body)
     rows = in_order(body.data, [entry.index for entry in body.data], count)
     return ClassifyResult(
@@ -84,7 +84,7 @@ def join_labels(parts: Sequence[ClassifyResult]) -> ClassifyResult:
     return ClassifyResult(scores=scores, labels=parts[0].labels, usage=_usage(parts), model=parts[0].model)
 
 
-def read_entities(answer: Answer, count: int) -> EntitiesResult:
+def read_entities(answer: ServerAnswer, count: int) -> EntitiesResult:
     body = decode(answers.ENTITIES, answer.body)
     rows = in_order(body.data, [entry.index for entry in body.data], count)
     entities = tuple(
@@ -98,7 +98,7 @@ def join_entities(parts: Sequence[EntitiesResult]) -> EntitiesResult:
     return EntitiesResult(tuple(row for part in parts for row in part.entities), _usage(parts), parts[0].model)
 
 
-def read_scores(answer: Answer, count: int) -> ScoreResult:
+def read_scores(answer: ServerAnswer, count: int) -> ScoreResult:
     body = decode(answers.SCORES, answer.body)
     rows = in_order(body.data, [entry.index for entry in body.data], count)
     scores = np.array([entry.score for entry in rows], np.float32)

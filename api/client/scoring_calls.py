@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from staged_pool.client import reading
 from staged_pool.client.contents import Form, Given, document, options
-from staged_pool.client.plans import Call, CallDefaults, batched, parts_of, source
+from staged_pool.client.plans import CallDefaults, CallPlan, batch_requests, batched, source
 from staged_pool.client.progress import Progress
 from staged_pool.client.results import EntitiesResult
 from staged_pool.runtime import arguments
@@ -35,7 +35,7 @@ def classify(
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
-) -> Call[ClassifyResult, ClassifyResult]:
+) -> CallPlan[ClassifyResult, ClassifyResult]:
     """Score the model's labels for each input or pair of texts; see `Engine.classify` for the result.
 
     Args:
@@ -68,7 +68,7 @@ def classify_tokens(
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
-) -> Call[EntitiesResult, EntitiesResult]:
+) -> CallPlan[EntitiesResult, EntitiesResult]:
     """Find the entities in each text; see `Engine.classify_tokens`.
 
     The result has no scores of single tokens, which the server does not send. For the other arguments see `embed`.
@@ -114,7 +114,7 @@ def score(
     timeout_s: float | None = None,
     progress: Progress = False,
     logits: bool = False,
-) -> Call[ScoreResult, ScoreResult]:
+) -> CallPlan[ScoreResult, ScoreResult]:
     """Score each document for its query; see `Engine.score` for the result.
 
     Args:
@@ -156,9 +156,9 @@ def score(
         return {**common, "queries": sides[0], "documents": [document(each) for each in sides[1]]}
 
     query = document(asked[0]) if len(asked) == 1 else None
-    return Call(
+    return CallPlan(
         total=len(given),
-        parts=partial(parts_of, defaults, "/score", pairs, fields, form_of=lambda given: _ANY),
+        batches=partial(batch_requests, defaults, "/score", pairs, fields, form_of=lambda given: _ANY),
         read=reading.read_scores,
         join=reading.join_scores,
         timeout_s=timeout_s,
@@ -179,7 +179,7 @@ def rerank(
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
-) -> Call[ScoreResult, RerankResult]:
+) -> CallPlan[ScoreResult, RerankResult]:
     """Rank documents by their scores for a query, the best first; see `Engine.rerank` for the result.
 
     Args:
@@ -215,11 +215,11 @@ def rerank(
         progress=progress,
         logits=activate,  # scores near 1 are equal in float32, their logits are not
     )
-    return Call(
+    return CallPlan(
         total=scored.total,
-        parts=scored.parts,
+        batches=scored.batches,
         read=scored.read,
-        join=lambda parts: rank(scored.join(parts), top_n),
+        join=lambda results: rank(scored.join(results), top_n),
         timeout_s=timeout_s,
         progress=progress,
     )

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from staged_pool.client import answers
 from staged_pool.client.answers import decode
-from staged_pool.client.exchange import Answer, Request
-from staged_pool.client.plans import Call, CallDefaults, single
+from staged_pool.client.exchange import ServerAnswer, ServerRequest
+from staged_pool.client.plans import CallDefaults, CallPlan, single
 from staged_pool.client.results import Readiness, ServedModel, TokensResult
 from staged_pool.stages.errors import InvalidInput
 
@@ -23,7 +23,7 @@ def tokenize(
     add_special_tokens: bool = True,
     model: str | None = None,
     timeout_s: float | None = None,
-) -> Call[TokensResult, TokensResult]:
+) -> CallPlan[TokensResult, TokensResult]:
     """Tokenize a text: its token ids, and each token as a text.
 
     Args:
@@ -39,34 +39,34 @@ def tokenize(
         raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
     fields = defaults.fields(model, prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
 
-    def read(answer: Answer) -> TokensResult:
+    def read(answer: ServerAnswer) -> TokensResult:
         body = decode(answers.TOKENS, answer.body)
         return TokensResult(tuple(body.tokens), tuple(body.token_strs or ()))
 
-    return single(Request(path="/tokenize", fields=fields), read, timeout_s)
+    return single(ServerRequest(path="/tokenize", fields=fields), read, timeout_s)
 
 
 def detokenize(
     defaults: CallDefaults, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
-) -> Call[str, str]:
+) -> CallPlan[str, str]:
     """Decode token ids to a text; see `embed` for `model` and `timeout_s`."""
-    request = Request(path="/detokenize", fields=defaults.fields(model, tokens=list(ids)))
+    request = ServerRequest(path="/detokenize", fields=defaults.fields(model, tokens=list(ids)))
     return single(request, lambda answer: decode(answers.TEXT, answer.body).prompt, timeout_s)
 
 
 def models(
     defaults: CallDefaults, *, timeout_s: float | None = None
-) -> Call[tuple[ServedModel, ...], tuple[ServedModel, ...]]:
+) -> CallPlan[tuple[ServedModel, ...], tuple[ServedModel, ...]]:
     """List the served models; `timeout_s` is the limit in seconds, None: the client's own."""
 
-    def read(answer: Answer) -> tuple[ServedModel, ...]:
+    def read(answer: ServerAnswer) -> tuple[ServedModel, ...]:
         found = decode(answers.MODELS, answer.body).data
         return tuple(ServedModel(model.id, model.max_model_len, model.staged_pool) for model in found)
 
-    return single(Request(method="GET", path="/v1/models"), read, timeout_s)
+    return single(ServerRequest(method="GET", path="/v1/models"), read, timeout_s)
 
 
-def ready(defaults: CallDefaults, *, timeout_s: float | None = None) -> Call[Readiness, Readiness]:
+def ready(defaults: CallDefaults, *, timeout_s: float | None = None) -> CallPlan[Readiness, Readiness]:
     """Check if the server accepts requests, and the reason if it does not.
 
     Args:
@@ -76,8 +76,8 @@ def ready(defaults: CallDefaults, *, timeout_s: float | None = None) -> Call[Rea
         ConnectionFailed: No server can be reached.
     """
 
-    def read(answer: Answer) -> Readiness:
+    def read(answer: ServerAnswer) -> Readiness:
         body = decode(answers.READY, answer.body)
         return Readiness(body.ready, body.reason)
 
-    return single(Request(method="GET", path="/ready", results=frozenset({200, 503})), read, timeout_s)
+    return single(ServerRequest(method="GET", path="/ready", results=frozenset({200, 503})), read, timeout_s)

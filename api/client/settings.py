@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import httpx
 
 from staged_pool.client.errors import ConnectionFailed
-from staged_pool.client.exchange import Attempt, Exchange, NoAnswer, Request, exchange
+from staged_pool.client.exchange import Attempt, Exchange, NoAnswer, ServerRequest, exchange
 from staged_pool.client.plans import CallDefaults
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.runtime import arguments
@@ -87,7 +87,7 @@ class Settings:
         arguments.time_limit(wanted)
         return now + wanted
 
-    def exchange(self, request: Request, clock: Callable[[], float], deadline: float) -> Exchange:
+    def exchange(self, request: ServerRequest, clock: Callable[[], float], deadline: float) -> Exchange:
         """Start an exchange with these settings; see `exchange.exchange`."""
         return exchange(
             request,

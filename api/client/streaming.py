@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from staged_pool.client import answers
 from staged_pool.client.answers import decode, floats
 from staged_pool.client.batches import InputRange
-from staged_pool.client.errors import BadAnswer, problem_error, with_input_range
-from staged_pool.client.exchange import NDJSON, Answer
+from staged_pool.client.errors import BadAnswer, error_of_object, with_input_range
+from staged_pool.client.exchange import NDJSON, ServerAnswer
 from staged_pool.stages.errors import StagedPoolError
 
 Vector: TypeAlias = tuple[int, NDArray[np.float32]]
@@ -29,7 +29,7 @@ class VectorLines:
         total: Number of inputs of the call.
     """
 
-    def __init__(self, answer: Answer, input_range: InputRange, total: int) -> None:
+    def __init__(self, answer: ServerAnswer, input_range: InputRange, total: int) -> None:
         self._in_lines = answer.headers.get("content-type", "").startswith(NDJSON)
         self._input_range = input_range
         self._total = total
@@ -77,7 +77,7 @@ class VectorLines:
         found = decode(answers.LINE, line)
         if found.error is not None:
             # Raised at the end of the answer: a connection can be reused once its answer is read.
-            self._error = problem_error(found.error)
+            self._error = error_of_object(found.error)
         if found.usage is not None:
             self.prompt_tokens = found.usage.prompt_tokens
         if found.embedding is None or found.index is None:

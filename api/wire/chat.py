@@ -10,7 +10,7 @@ import msgspec
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import RequestFields
-from staged_pool.api.wire.images import Part, joined, with_options
+from staged_pool.api.wire.images import ContentPart, joined, with_options
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 
@@ -107,4 +107,4 @@ def _part(part: object, where: str, index: int | None) -> str | Image:
         raise field_error(where, "expected an object with a `type`", index)
     if not isinstance(part.get("type"), str | None):
         raise field_error(f"{where}.type", "expected a text", index)
-    return Part(**{name: part.get(name) for name in Part.__struct_fields__}).read(where, index)
+    return ContentPart(**{name: part.get(name) for name in ContentPart.__struct_fields__}).read(where, index)

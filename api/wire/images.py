@@ -50,7 +50,7 @@ def _is_colour(value: object) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value)
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """Part of a message or a document, with the fields of all types of parts."""
 
     type: str | None = None

@@ -27,7 +27,7 @@ from staged_pool.api.wire.dialects import openai, pooling, score, tei
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.image_count import count_images
 from staged_pool.client.batches import InputRange
-from staged_pool.client.exchange import NDJSON, Answer
+from staged_pool.client.exchange import NDJSON, ServerAnswer
 from staged_pool.client.streaming import VectorLines
 from staged_pool.runtime.media.urls import FileUrl, WebUrl, read_url
 from staged_pool.runtime.models.images.decode import Encoded, Limits
@@ -237,7 +237,7 @@ def lines(data: bytes) -> None:
 
 
 def _vectors(pieces: list[bytes]) -> object:
-    reader = VectorLines(Answer(200, {"content-type": NDJSON}), InputRange(0, 3), 3)
+    reader = VectorLines(ServerAnswer(200, {"content-type": NDJSON}), InputRange(0, 3), 3)
     found: list[tuple[int, bytes]] = []
     try:
         for piece in pieces:

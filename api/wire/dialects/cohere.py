@@ -15,7 +15,7 @@ from staged_pool.api.wire.exchange import Body, Write, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
-from staged_pool.api.wire.images import Part, document, read_image, with_options
+from staged_pool.api.wire.images import ContentPart, document, read_image, with_options
 from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
 from staged_pool.api.wire.truncation import Truncate
@@ -30,7 +30,7 @@ Version: TypeAlias = Literal["1", "2"]
 class Input(msgspec.Struct):
     """Texts and images that become one vector."""
 
-    content: str | list[Part]
+    content: str | list[ContentPart]
 
 
 class EmbedBody(RequestFields, kw_only=True):

@@ -16,7 +16,7 @@ from staged_pool.api.wire.exchange import Body, Write, usage_fields
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
-from staged_pool.api.wire.images import Part, document, with_options
+from staged_pool.api.wire.images import ContentPart, document, with_options
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
@@ -73,7 +73,7 @@ def _content(given: Document, rank_fields: Sequence[str] | None, index: int) -> 
     if rank_fields:
         return text_of(given, rank_fields, where, index)
     if "type" in given or "text" in given:
-        part = Part(**{name: given.get(name) for name in ("type", "text", "image_url", "image")})
+        part = ContentPart(**{name: given.get(name) for name in ("type", "text", "image_url", "image")})
         return document([part.read(where, index, default="text")])
     if not given:
         raise field_error(where, "the object has no fields", index)

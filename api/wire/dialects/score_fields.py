@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import VLLM, InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
-from staged_pool.api.wire.images import Part, document, with_options
+from staged_pool.api.wire.images import ContentPart, document, with_options
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.truncation import TruncationSide, side_of
 from staged_pool.runtime.model import ModelCard
@@ -20,10 +20,10 @@ PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data
 _FIRST: Final = frozenset({"query", *(first for first, _ in PAIRS)})
 
 
-class Document(Part):
+class Document(ContentPart):
     """One part, or the parts of one document in `content`."""
 
-    content: list[Part] | None = None
+    content: list[ContentPart] | None = None
 
 
 Text: TypeAlias = str | Document
@@ -68,7 +68,7 @@ def _content(given: Text, field: str, where: str, index: int | None) -> Content:
     return document([_part(part, f"{where}.content[{place}]", index) for place, part in parts])
 
 
-def _part(given: Part, where: str, index: int | None) -> str | Image:
+def _part(given: ContentPart, where: str, index: int | None) -> str | Image:
     """Read a part; its `type` may be missing if it has only one of the fields."""
     has = [name for name in ("text", "image", "image_url") if getattr(given, name) is not None]
     if given.type is None and len(has) > 1:

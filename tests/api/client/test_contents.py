@@ -12,7 +12,7 @@ from staged_pool.api.wire.dialects.classify import read_classify
 from staged_pool.api.wire.dialects.openai import read_embeddings
 from staged_pool.api.wire.dialects.score import read_score
 from staged_pool.client import embedding_calls, scoring_calls
-from staged_pool.client.plans import Call, CallDefaults
+from staged_pool.client.plans import CallDefaults, CallPlan
 from staged_pool.runtime import arguments
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
@@ -28,8 +28,8 @@ OPENED = Chat(({"role": "user", "content": "go"},), add_generation_prompt=True, 
 QUESTION = Chat(({"role": "user", "content": ("like this one", FILE)},))
 
 
-def bodies(call: Call[Any, Any]) -> list[bytes]:
-    return [msgspec.json.encode(part.request.fields) for part in call.parts()]
+def bodies(call: CallPlan[Any, Any]) -> list[bytes]:
+    return [msgspec.json.encode(batch.request.fields) for batch in call.batches()]
 
 
 def embedding(inputs: Any, max_tokens: int | None = None) -> list[bytes]:
@@ -58,7 +58,7 @@ def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
 
 
 def test_a_salt_goes_with_every_request_of_a_call() -> None:
-    asked: list[Call[Any, Any]] = [
+    asked: list[CallPlan[Any, Any]] = [
         embedding_calls.embed(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
         embedding_calls.embed(OPTIONS, ["a"], outputs="sparse", cache_salt="pepper"),
         scoring_calls.classify(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
@@ -66,9 +66,9 @@ def test_a_salt_goes_with_every_request_of_a_call() -> None:
         scoring_calls.score(OPTIONS, "a", ["b", "c", "d", "e"], cache_salt="pepper"),
         scoring_calls.rerank(OPTIONS, "a", ["b"], cache_salt="pepper"),
     ]
-    parts = [part for call in asked for part in call.parts()]
-    parts += embedding_calls.embed_stream(OPTIONS, ["a"], cache_salt="pepper").parts
-    assert [dict(part.request.fields or {}).get("cache_salt") for part in parts] == ["pepper"] * 10
+    batches = [batch for call in asked for batch in call.batches()]
+    batches += embedding_calls.embed_stream(OPTIONS, ["a"], cache_salt="pepper").batches
+    assert [dict(batch.request.fields or {}).get("cache_salt") for batch in batches] == ["pepper"] * 10
     assert b"cache_salt" not in b"".join(bodies(embedding_calls.embed(OPTIONS, ["a"])))
     with pytest.raises(InvalidInput, match="cache_salt must be a text"):
         embedding_calls.embed(OPTIONS, ["a"], cache_salt="")

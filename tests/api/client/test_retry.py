@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.client.errors import ConnectionFailed, ServerFailed
-from staged_pool.client.exchange import Answer, Attempt, NoAnswer, Outcome, Pause, Request, exchange
+from staged_pool.client.exchange import Attempt, NoAnswer, Pause, ServerAnswer, ServerRequest, StepOutcome, exchange
 from staged_pool.client.retry import RetryPolicy, retry_after_s
 from staged_pool.stages.errors import ConfigError, DeadlineExceeded, EngineStopped, InvalidInput, Overloaded
 
-REQUEST = Request(path="/v1/embeddings", fields={"input": "a"})
-DONE = Answer(200, {}, b"{}")
+REQUEST = ServerRequest(path="/v1/embeddings", fields={"input": "a"})
+DONE = ServerAnswer(200, {}, b"{}")
 UNREACHABLE, CUT_OFF = NoAnswer("unreachable", "no one there"), NoAnswer("cut off", "gone")
 
 
-def rejection(status: int = 429, **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, b"")
+def rejection(status: int = 429, **headers: str) -> ServerAnswer:
+    return ServerAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, b"")
 
 
 class Drive:
@@ -28,13 +28,13 @@ class Drive:
 
     def __init__(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[StepOutcome],
         *,
         policy: RetryPolicy | None = None,
         timeout_s: float = math.inf,
         luck: float = 0.0,
         try_s: float = 0.0,
-        request: Request = REQUEST,
+        request: ServerRequest = REQUEST,
         attempt_timeout_s: float = math.inf,
     ) -> None:
         self.now = 100.0
@@ -51,13 +51,13 @@ class Drive:
             luck=lambda: luck,
         )
 
-    def run(self) -> Answer:
-        outcome: Outcome = None
+    def run(self) -> ServerAnswer:
+        outcome: StepOutcome = None
         while True:
             try:
                 step = self._steps.send(outcome)
             except StopIteration as end:
-                answer: Answer = end.value
+                answer: ServerAnswer = end.value
                 return answer
             if isinstance(step, Pause):
                 self.pauses.append(step.seconds)
@@ -198,7 +198,7 @@ def test_an_error_carries_what_an_operator_looks_for() -> None:
 
 
 def test_an_invalid_text_is_rejected_before_it_is_sent() -> None:
-    drive = Drive([], request=Request(path="/", fields={"input": "\ud800"}))
+    drive = Drive([], request=ServerRequest(path="/", fields={"input": "\ud800"}))
     with pytest.raises(InvalidInput, match="surrogate"):
         drive.run()
     assert drive.asks == []

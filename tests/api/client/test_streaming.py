@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from staged_pool.client.batches import InputRange
 from staged_pool.client.errors import BadAnswer
-from staged_pool.client.exchange import Answer
+from staged_pool.client.exchange import ServerAnswer
 from staged_pool.client.streaming import VectorLines
 from staged_pool.stages.errors import ModelFailed
 
 Line: TypeAlias = Mapping[str, object]
 
-IN_LINES = Answer(200, {"content-type": "application/x-ndjson"})
-IN_ONE = Answer(200, {"content-type": "application/json"})
+IN_LINES = ServerAnswer(200, {"content-type": "application/x-ndjson"})
+IN_ONE = ServerAnswer(200, {"content-type": "application/json"})
 USAGE: Line = {"usage": {"prompt_tokens": 9}}
 
 
