@@ -70,12 +70,12 @@ class Keys:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         bare = [value.strip() for name, value in scope["headers"] if name == _AZURE_HEADER and not given]
         if not given and not bare:
-            return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_HOW_TO_SEND}")
+            return Problem(kind=status.UNAUTHORIZED, message=f"An API key is required; {_HOW_TO_SEND}")
         bearer = _BEARER.fullmatch(given[0]) if given else None
         if len(given) + len(bare) > 1 or (given and bearer is None):
-            return Problem(row=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
+            return Problem(kind=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
         if (tenant := self._tenant_of(bare[0] if bearer is None else bearer["key"])) is None:
-            return Problem(row=status.UNAUTHORIZED, message="The API key is not one of this server's")
+            return Problem(kind=status.UNAUTHORIZED, message="The API key is not one of this server's")
         scope[TENANT] = tenant
         return None
 

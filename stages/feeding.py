@@ -36,8 +36,8 @@ class _List(Generic[S]):
 class FeedQueue(Generic[S]):
     """Feeds inputs into the preprocess channel of one lane.
 
-    Lists of inputs go in the order of a fair queue, as soon as the channel has room and `Load.may_feed` allows it. So a
-    single text goes before the next list of each large request.
+    Lists of inputs go in the order of a fair queue, as soon as the channel has room and `RequestLoad.may_feed` allows
+    it. So a single text goes before the next list of each large request.
 
     Args:
         lane: Name of the lane.

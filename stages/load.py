@@ -1,4 +1,4 @@
-"""The load of a request: its tokens, counted as its inputs move through the stages."""
+"""Load of a request: its tokens, counted as its inputs move through the stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from staged_pool.stages.errors import StagedPoolError
 
 
-class Load(Protocol):
+class RequestLoad(Protocol):
     """The tokens of one request by lane. Stages report to it; admission keeps the account."""
 
     def may_feed(self, lane: Hashable, inputs: int) -> bool:

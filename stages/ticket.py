@@ -19,7 +19,7 @@ from staged_pool.stages.errors import (
     StagedPoolError,
     detached,
 )
-from staged_pool.stages.load import Load
+from staged_pool.stages.load import RequestLoad
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.timeline import Timeline
@@ -52,7 +52,7 @@ class Ticket:
     Args:
         decode: See `Decode`.
         encode: See `Encode`.
-        load: See `Load`.
+        load: See `RequestLoad`.
         deadline: Time at which the caller gets `DeadlineExceeded`, in seconds on the clock of the stages. `math.inf`:
             none.
         scope_ends_at: Time at which the caller's own cancel scope will end, as far as is known, on the same clock.
@@ -91,7 +91,7 @@ class Ticket:
         self,
         decode: Decode,
         encode: Encode,
-        load: Load,
+        load: RequestLoad,
         *,
         deadline: float = math.inf,
         scope_ends_at: float = math.inf,

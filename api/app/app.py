@@ -228,7 +228,7 @@ class _Resource:
         return self._not_allowed(call, f"{path} does not support {method}; it supports: {self._allow}")
 
     def _not_allowed(self, call: Call, message: str) -> Answer:
-        answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.error_format)
+        answer = Answer.of(Problem(kind=status.WRONG_METHOD, message=message), call.error_format)
         return replace(answer, headers=[*answer.headers, (b"allow", self._allow.encode())])
 
 
@@ -252,7 +252,7 @@ def _rejection(problem: Problem, scope: Scope) -> Answer:
     path = scope["path"]
     answer, page = Answer.of(problem, error_format_of(path)), PAGES.get(path)
     is_browser = scope["method"] in ("GET", "HEAD")
-    if problem.row is status.UNAUTHORIZED and page is not None and is_browser:  # the page asks its user for the key
+    if problem.kind is status.UNAUTHORIZED and page is not None and is_browser:  # the page asks its user for the key
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
     return answer
 
@@ -265,7 +265,7 @@ async def _answer(handler: Handler, call: Call) -> Answer:
         if not isinstance(error, StagedPoolError) and is_out_of_memory(error):
             return Answer.of(status.problem(exhausted(error, "http")), call.error_format)
         problem = status.problem(error, call.words)
-        if problem.row is status.UNEXPECTED:
+        if problem.kind is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
         return Answer.of(problem, call.error_format)
 

@@ -64,7 +64,7 @@ class Answer:
     @staticmethod
     def of(problem: Problem, error_format: ErrorFormat) -> Answer:
         status, body = error_format(problem)
-        return Answer(body, status, headers=problem.headers(), word=problem.row.word)
+        return Answer(body, status, headers=problem.headers(), word=problem.kind.word)
 
 
 class Lines:

@@ -74,7 +74,7 @@ def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:
     near = get_close_matches(path[:64], routes, n=2, cutoff=0.7)
     nearest = f" Did you mean {' or '.join(near)}?" if near else ""
     message = f"There is no route {method} {shortened(path)}.{nearest} GET /openapi.json lists the routes."
-    return Problem(row=status.NO_ROUTE, message=message)
+    return Problem(kind=status.NO_ROUTE, message=message)
 
 
 def served(engines: Sequence[Engine]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from staged_pool.api.wire.json_bounds import Limits
+from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.statistics import EngineStatistics
@@ -101,8 +101,8 @@ class EngineRegistry:
         return {name: engine.statistics() for name, engine in self._engines.items()}
 
 
-def _limits(configs: Sequence[EngineConfig]) -> Limits:
-    return Limits(
+def _limits(configs: Sequence[EngineConfig]) -> BodyLimits:
+    return BodyLimits(
         items=max(config.max_request_items for config in configs),
         tokens=max(config.max_tokens for config in configs),
     )

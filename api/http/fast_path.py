@@ -184,7 +184,7 @@ class FastPath:
             limits, scope = self._limits, request.scope
             fits = request.length <= limits.body_limit_bytes(scope) and limits.has_room(request.length, scope)
             return None if fits else False
-        if request.missing or problem.row is not status.UNAUTHORIZED or self._application.closes_connections:
+        if request.missing or problem.kind is not status.UNAUTHORIZED or self._application.closes_connections:
             return False
         return self._response_now(request, problem)
 

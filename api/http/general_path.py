@@ -80,7 +80,7 @@ class GeneralPath:
         problem = self._reject(scope)
         with self._limits.hold(scope) as held:
             if problem is not None:
-                is_full = problem.row in (status.TOO_MANY_REQUESTS, status.TOO_MANY_CONNECTIONS)
+                is_full = problem.kind in (status.TOO_MANY_REQUESTS, status.TOO_MANY_CONNECTIONS)
                 linger_s = 0 if is_full else LINGER_S
                 await self._send_rejection(problem, scope, receiver, send, linger_s=linger_s)
                 return
@@ -133,7 +133,7 @@ class GeneralPath:
         with self._server_state.timeout(timeout_s):
             while not receiver.ended:
                 if pieces and is_open(scope) and (problem := self._limits.too_many(scope)) is not None:
-                    raise HttpError(problem.row, problem.message, retry_after_s=problem.retry_after_s)
+                    raise HttpError(problem.kind, problem.message, retry_after_s=problem.retry_after_s)
                 chunk = await receiver.next()
                 held.take(len(chunk))
                 pieces += 1

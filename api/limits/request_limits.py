@@ -83,7 +83,7 @@ class RequestLimits:
         if self._requests.has_room(1, party_of(scope)):
             return None
         message = f"The server already handles its maximum of {self.config.max_http_requests} requests"
-        return Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
+        return Problem(kind=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
 
     def too_many_connections(self, scope: Scope) -> Problem | None:
         """Return the problem of a request on a connection beyond the limit; None if it is within."""
@@ -91,7 +91,7 @@ class RequestLimits:
         if member is None or not self.server_state.limit.is_extra(member):
             return None
         message = "The server has its maximum of connections, in total or from this address; only probes are answered"
-        return Problem(row=status.TOO_MANY_CONNECTIONS, message=message, retry_after_s=1.0)
+        return Problem(kind=status.TOO_MANY_CONNECTIONS, message=message, retry_after_s=1.0)
 
     def has_room(self, body_bytes: int, scope: Scope, held_bytes: int = 0) -> bool:
         """Tell if the party of a request may hold further bytes of bodies.

@@ -12,11 +12,11 @@ import msgspec
 from staged_pool.runtime.results import Entity
 
 
-class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AnswerSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of answers; an unknown field is an error."""
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(AnswerSchema):
     """Error of a request."""
 
     message: str
@@ -30,7 +30,7 @@ class ErrorDetail(Answer):
     """Index of the input that is wrong, if it is one input."""
 
 
-class Error(Answer):
+class Error(AnswerSchema):
     """Answer to a request that failed."""
 
     error: ErrorDetail
@@ -40,7 +40,7 @@ class Error(Answer):
     """Only for a route or a method that does not exist."""
 
 
-class SharedError(Answer):
+class SharedError(AnswerSchema):
     """Answer to a request that failed, on a path that several dialects share."""
 
     error: ErrorDetail
@@ -50,13 +50,13 @@ class SharedError(Answer):
     """The same message, for clients of Voyage."""
 
 
-class PlainError(Answer):
+class PlainError(AnswerSchema):
     """Answer to a request of Ollama's or Weaviate's clients that failed."""
 
     error: str
 
 
-class NimError(Answer):
+class NimError(AnswerSchema):
     """Answer to a request of NIM's clients that failed."""
 
     object: Literal["error"]
@@ -65,7 +65,7 @@ class NimError(Answer):
     type: str
 
 
-class Usage(Answer):
+class Usage(AnswerSchema):
     """Token counts of the request."""
 
     prompt_tokens: int
@@ -76,7 +76,7 @@ class Usage(Answer):
     completion_tokens_details: None
 
 
-class _Listing(Answer):
+class _Listing(AnswerSchema):
     id: str
     """Ends with the request's id."""
     object: Literal["list"]
@@ -86,7 +86,7 @@ class _Listing(Answer):
     usage: Usage
 
 
-class Embedding(Answer):
+class Embedding(AnswerSchema):
     """Vector of one input."""
 
     index: int
@@ -125,7 +125,7 @@ _ONE_OUTPUT: Final = [
 _OUTPUTS: Final = {"type": "object", "additionalProperties": {"anyOf": _ONE_OUTPUT}}
 
 
-class Pooled(Answer):
+class Pooled(AnswerSchema):
     """Output of the model for one input."""
 
     index: int
@@ -150,7 +150,7 @@ class Pooling(_Listing):
     data: list[Pooled]
 
 
-class Score(Answer):
+class Score(AnswerSchema):
     """Score of one document for its query."""
 
     index: int
@@ -166,14 +166,14 @@ class Scores(_Listing):
     data: list[Score]
 
 
-class RankedText(Answer):
+class RankedText(AnswerSchema):
     """Text of a document."""
 
     text: str
     multi_modal: None
 
 
-class RankedDocument(Answer):
+class RankedDocument(AnswerSchema):
     """One document of a ranking."""
 
     index: int
@@ -183,7 +183,7 @@ class RankedDocument(Answer):
     """A string if the request has `raw_scores`, as Infinity's clients send it."""
 
 
-class VoyageRanked(Answer):
+class VoyageRanked(AnswerSchema):
     """One document of a ranking, for clients of Voyage."""
 
     index: int
@@ -191,33 +191,33 @@ class VoyageRanked(Answer):
     document: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class RankingUsage(Answer):
+class RankingUsage(AnswerSchema):
     """Token counts of the request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class ApiVersion(Answer):
+class ApiVersion(AnswerSchema):
     """Version of Cohere's API."""
 
     version: Literal["1", "2"]
 
 
-class SearchUnits(Answer):
+class SearchUnits(AnswerSchema):
     """Cohere's billing units of a ranking."""
 
     search_units: int
 
 
-class RankingMeta(Answer):
+class RankingMeta(AnswerSchema):
     """Metadata of a ranking, for clients of Cohere."""
 
     api_version: ApiVersion
     billed_units: SearchUnits
 
 
-class Ranking(Answer):
+class Ranking(AnswerSchema):
     """Documents, the best first."""
 
     id: str
@@ -231,7 +231,7 @@ class Ranking(Answer):
     """The same ranking, if the request has a field of Voyage's."""
 
 
-class TeiRanked(Answer):
+class TeiRanked(AnswerSchema):
     """One text of a ranking."""
 
     index: int
@@ -239,21 +239,21 @@ class TeiRanked(Answer):
     text: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class TokensBilled(Answer):
+class TokensBilled(AnswerSchema):
     """Cohere's billing units of embeddings."""
 
     input_tokens: int | msgspec.UnsetType = msgspec.UNSET
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class CohereMeta(Answer):
+class CohereMeta(AnswerSchema):
     """Metadata of embeddings, for clients of Cohere."""
 
     api_version: ApiVersion
     billed_units: TokensBilled
 
 
-class CohereEmbeddings(Answer):
+class CohereEmbeddings(AnswerSchema):
     """Vectors of the inputs, in their order."""
 
     id: str
@@ -280,7 +280,7 @@ class CohereEmbeddings(Answer):
     texts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Classification(Answer):
+class Classification(AnswerSchema):
     """Scores of the labels of one input."""
 
     index: int
@@ -299,14 +299,14 @@ class Classifications(_Listing):
     """Name of the label of each of the `probs`."""
 
 
-class LabelScore(Answer):
+class LabelScore(AnswerSchema):
     """One label."""
 
     label: str
     score: float
 
 
-class InfinityClassifications(Answer):
+class InfinityClassifications(AnswerSchema):
     """Labels of each input, the highest score first; the answer to a request with `raw_scores`."""
 
     object: Literal["classify"]
@@ -317,7 +317,7 @@ class InfinityClassifications(Answer):
     usage: Usage
 
 
-class Entities(Answer):
+class Entities(AnswerSchema):
     """Entities in one text."""
 
     index: int
@@ -330,7 +330,7 @@ class TextEntities(_Listing):
     data: list[Entities]
 
 
-class TeiSparseValue(Answer):
+class TeiSparseValue(AnswerSchema):
     """One nonzero entry of a vector over the vocabulary."""
 
     index: int
@@ -338,7 +338,7 @@ class TeiSparseValue(Answer):
     value: float
 
 
-class TeiError(Answer):
+class TeiError(AnswerSchema):
     """Answer to a request of text-embeddings-inference's clients that failed."""
 
     error: str

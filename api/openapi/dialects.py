@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.openapi.answers import Answer, Embeddings, Error, NimError, RankingUsage, Usage
+from staged_pool.api.openapi.answers import AnswerSchema, Embeddings, Error, NimError, RankingUsage, Usage
 from staged_pool.api.openapi.operation import BYTES, PLAIN, SHARED, Operation, get, post, task
 from staged_pool.api.openapi.served import Version
 from staged_pool.api.wire.dialects import mixedbread, nim, ollama, openai, voyage, weaviate
@@ -15,7 +15,7 @@ from staged_pool.api.wire.dialects import mixedbread, nim, ollama, openai, voyag
 Document: TypeAlias = str | dict[str, Any]
 
 
-class OllamaEmbeddings(Answer):
+class OllamaEmbeddings(AnswerSchema):
     """Vectors of the texts, in their order."""
 
     model: str
@@ -28,13 +28,13 @@ class OllamaEmbeddings(Answer):
     """Tokens of all texts."""
 
 
-class OllamaEmbedding(Answer):
+class OllamaEmbedding(AnswerSchema):
     """Vector of one text."""
 
     embedding: list[float]
 
 
-class OllamaDetails(Answer):
+class OllamaDetails(AnswerSchema):
     """Description of a model's weights."""
 
     parent_model: str
@@ -45,7 +45,7 @@ class OllamaDetails(Answer):
     quantization_level: str
 
 
-class OllamaModel(Answer):
+class OllamaModel(AnswerSchema):
     """One served model."""
 
     name: str
@@ -58,13 +58,13 @@ class OllamaModel(Answer):
     modified_at: str
 
 
-class OllamaModels(Answer):
+class OllamaModels(AnswerSchema):
     """The served models."""
 
     models: list[OllamaModel]
 
 
-class OllamaLoaded(Answer):
+class OllamaLoaded(AnswerSchema):
     """One loaded model."""
 
     name: str
@@ -77,13 +77,13 @@ class OllamaLoaded(Answer):
     context_length: int
 
 
-class OllamaRunning(Answer):
+class OllamaRunning(AnswerSchema):
     """The loaded models."""
 
     models: list[OllamaLoaded]
 
 
-class OllamaShown(Answer):
+class OllamaShown(AnswerSchema):
     """Description of one model."""
 
     modelfile: str
@@ -95,7 +95,7 @@ class OllamaShown(Answer):
     modified_at: str
 
 
-class VoyageUsage(Answer):
+class VoyageUsage(AnswerSchema):
     """Token counts of the request."""
 
     text_tokens: int
@@ -105,7 +105,7 @@ class VoyageUsage(Answer):
     total_tokens: int
 
 
-class VoyageEmbedding(Answer):
+class VoyageEmbedding(AnswerSchema):
     """Vector of one input."""
 
     object: Literal["embedding"]
@@ -115,7 +115,7 @@ class VoyageEmbedding(Answer):
     """Factor that restores the values of int8 and uint8."""
 
 
-class VoyageEmbeddings(Answer):
+class VoyageEmbeddings(AnswerSchema):
     """Vectors of the inputs, in their order."""
 
     object: Literal["list"]
@@ -124,14 +124,14 @@ class VoyageEmbeddings(Answer):
     usage: VoyageUsage
 
 
-class NimRanked(Answer):
+class NimRanked(AnswerSchema):
     """One passage of a ranking."""
 
     index: int
     logit: float
 
 
-class NimRanking(Answer):
+class NimRanking(AnswerSchema):
     """Passages, the best first."""
 
     model: str
@@ -139,14 +139,14 @@ class NimRanking(Answer):
     usage: RankingUsage
 
 
-class Health(Answer):
+class Health(AnswerSchema):
     """State of the server."""
 
     object: Literal["health-response"]
     message: str
 
 
-class MixedbreadRanked(Answer):
+class MixedbreadRanked(AnswerSchema):
     """One document of a ranking."""
 
     index: int
@@ -155,7 +155,7 @@ class MixedbreadRanked(Answer):
     input: Document | msgspec.UnsetType = msgspec.UNSET
 
 
-class MixedbreadRanking(Answer):
+class MixedbreadRanking(AnswerSchema):
     """Documents, the best first."""
 
     id: str
@@ -167,7 +167,7 @@ class MixedbreadRanking(Answer):
     return_input: bool
 
 
-class WeaviateVector(Answer):
+class WeaviateVector(AnswerSchema):
     """Vector of one text."""
 
     text: str
@@ -176,21 +176,21 @@ class WeaviateVector(Answer):
     dims: int
 
 
-class WeaviateVectors(Answer):
+class WeaviateVectors(AnswerSchema):
     """Vectors of the texts and of the images."""
 
     textVectors: list[list[float]]
     imageVectors: list[list[float]]
 
 
-class WeaviateScore(Answer):
+class WeaviateScore(AnswerSchema):
     """Score of one document."""
 
     document: str
     score: float
 
 
-class WeaviateScores(Answer):
+class WeaviateScores(AnswerSchema):
     """Scores in the order of the documents; or the score of the text in `property`."""
 
     query: str | None
@@ -199,7 +199,7 @@ class WeaviateScores(Answer):
     score: float | None
 
 
-class WeaviateMeta(Answer):
+class WeaviateMeta(AnswerSchema):
     """Description of the model, for Weaviate."""
 
     model: dict[str, Any]

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.openapi.answers import Answer
+from staged_pool.api.openapi.answers import AnswerSchema
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.statistics import EngineStatistics
 
 
-class TokenIds(Answer):
+class TokenIds(AnswerSchema):
     """Tokens of one text or conversation."""
 
     count: int
@@ -22,7 +22,7 @@ class TokenIds(Answer):
     token_strs: list[str] | None
 
 
-class TeiToken(Answer):
+class TeiToken(AnswerSchema):
     """One token."""
 
     id: int
@@ -33,7 +33,7 @@ class TeiToken(Answer):
     stop: int | None
 
 
-class TeiInfo(Answer):
+class TeiInfo(AnswerSchema):
     """Description of the model, and the limits of its requests."""
 
     model_id: str
@@ -53,13 +53,13 @@ class TeiInfo(Answer):
     docker_label: None
 
 
-class Prompt(Answer):
+class Prompt(AnswerSchema):
     """Text of token ids."""
 
     prompt: str
 
 
-class ServedModel(Answer):
+class ServedModel(AnswerSchema):
     """One served model."""
 
     id: str
@@ -75,14 +75,14 @@ class ServedModel(Answer):
     """Description of the model."""
 
 
-class Models(Answer):
+class Models(AnswerSchema):
     """The served models."""
 
     object: Literal["list"]
     data: list[ServedModel]
 
 
-class InfinityStats(Answer):
+class InfinityStats(AnswerSchema):
     """Load of a model."""
 
     queue_fraction: float
@@ -90,7 +90,7 @@ class InfinityStats(Answer):
     results_pending: int
 
 
-class InfinityModel(Answer):
+class InfinityModel(AnswerSchema):
     """One served model."""
 
     id: str
@@ -102,48 +102,48 @@ class InfinityModel(Answer):
     stats: InfinityStats
 
 
-class InfinityModels(Answer):
+class InfinityModels(AnswerSchema):
     """The served models, with their load."""
 
     object: Literal["list"]
     data: list[InfinityModel]
 
 
-class Alive(Answer):
+class Alive(AnswerSchema):
     """Liveness of the server."""
 
     unix: float
     """The server's clock: seconds since 1970."""
 
 
-class Version(Answer):
+class Version(AnswerSchema):
     """Version of the server, or of an API."""
 
     version: str
 
 
-class Load(Answer):
+class Load(AnswerSchema):
     """Load of the server."""
 
     server_load: int
     """Number of requests in progress."""
 
 
-class Ready(Answer):
+class Ready(AnswerSchema):
     """The server accepts requests."""
 
     ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": True})]
     models: list[ModelCard]
 
 
-class NotReady(Answer):
+class NotReady(AnswerSchema):
     """The server accepts no requests."""
 
     ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
     reason: str
 
 
-class Stages(Answer):
+class Stages(AnswerSchema):
     """State of every stage of every model."""
 
     models: Mapping[str, EngineStatistics]

@@ -26,17 +26,17 @@ from staged_pool.api.wire.chunked_json import STEP_VALUES, EncodedJson, dump_arr
 from staged_pool.stages.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float32]
-DType: TypeAlias = Literal[
+EmbedDType: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"
 ]
 Endianness: TypeAlias = Literal["native", "big", "little"]
 Form: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
-INTEGERS: Final[frozenset[DType]] = frozenset({"int8", "uint8", "binary", "ubinary"})
+INTEGERS: Final[frozenset[EmbedDType]] = frozenset({"int8", "uint8", "binary", "ubinary"})
 """Types that JSON writes as integers; the others are written as float32 with all digits, unless `rounded`."""
 
-BITS: Final[frozenset[DType]] = frozenset({"binary", "ubinary"})
-SCALED: Final[frozenset[DType]] = frozenset({"int8", "uint8"})
+BITS: Final[frozenset[EmbedDType]] = frozenset({"binary", "ubinary"})
+SCALED: Final[frozenset[EmbedDType]] = frozenset({"int8", "uint8"})
 
 _BASE64_BYTES: Final = 3 * 2**16
 """Bytes that are encoded in one step, under the GIL; a multiple of 3, so that the parts join without padding."""
@@ -47,7 +47,7 @@ class Encoding:
     """Encoding of the arrays of one answer."""
 
     form: Form = "float"
-    dtype: DType = "float32"
+    dtype: EmbedDType = "float32"
     endianness: Endianness = "native"
     rounded: bool = False
     """Round the numbers of JSON to float16 or bfloat16; with vLLM's `embed_dtype` they keep all digits."""
@@ -88,7 +88,7 @@ class Encoding:
         return {"scale": (_scales(array)[..., 0].astype(np.float64) / 127).tolist()}
 
 
-def check_bits(dtype: DType, width: int, field: str) -> None:
+def check_bits(dtype: EmbedDType, width: int, field: str) -> None:
     """Reject a binary type for a width that does not fill whole bytes.
 
     Raises:
@@ -99,7 +99,7 @@ def check_bits(dtype: DType, width: int, field: str) -> None:
         raise InvalidInput(message, param=field)
 
 
-def stored(array: Floats, dtype: DType, endianness: Endianness) -> NDArray[Any]:
+def stored(array: Floats, dtype: EmbedDType, endianness: Endianness) -> NDArray[Any]:
     """Convert vectors to another type, each by itself.
 
     Args:
@@ -151,7 +151,7 @@ def _rounded_bits(array: Floats, *, dropped: int) -> NDArray[np.uint32]:
     return rounded
 
 
-def _nearest(array: Floats, dtype: DType) -> Floats:
+def _nearest(array: Floats, dtype: EmbedDType) -> Floats:
     """Round values to float16 or bfloat16, as float32; other types keep the array."""
     if dtype == "float16":
         return stored(array, dtype, "native").astype(np.float32)
@@ -186,7 +186,7 @@ def _quantized(array: Floats) -> Floats:
     return rounded
 
 
-def _packed(array: Floats, dtype: DType) -> NDArray[np.uint8]:
+def _packed(array: Floats, dtype: EmbedDType) -> NDArray[np.uint8]:
     check_bits(dtype, array.shape[-1], "embed_dtype")
     return np.packbits(array >= 0, axis=-1)
 

@@ -28,5 +28,5 @@ def shared_error(problem: Problem) -> tuple[int, bytes]:
 
 def nim_error(problem: Problem) -> tuple[int, bytes]:
     """Return the status and the body for NIM's clients, which read `message` and `detail`."""
-    body = {"object": "error", "message": problem.message, "detail": problem.message, "type": problem.row.type}
+    body = {"object": "error", "message": problem.message, "detail": problem.message, "type": problem.kind.type}
     return problem.status, orjson.dumps(body)

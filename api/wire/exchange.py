@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from staged_pool.api.wire import extract_images, forms, json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
-from staged_pool.api.wire.json_bounds import UNLIMITED, Limits
+from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ENGINE_WORDS, Words
@@ -71,7 +71,7 @@ class Received(Generic[W]):
         body: Body,
         card: ModelCard,
         request_id: str,
-        limits: Limits = UNLIMITED,
+        limits: BodyLimits = UNLIMITED,
         *,
         boundary: bytes | None = None,
         placed: bool = False,

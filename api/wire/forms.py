@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from staged_pool.api.wire.extract_images import MarkedJson
-from staged_pool.api.wire.json_bounds import UNLIMITED, Limits, check_bounds
+from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits, check_bounds
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
@@ -44,7 +44,7 @@ def boundary_of(content_type: bytes) -> bytes:
     return boundary
 
 
-def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMITED) -> MarkedJson:
+def read_form(body: bytes | bytearray, boundary: bytes, limits: BodyLimits = UNLIMITED) -> MarkedJson:
     """Convert a form to JSON with marks for its files.
 
     Raises:

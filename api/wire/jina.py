@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.encodings import DType, Encoding
+from staged_pool.api.wire.encodings import EmbedDType, Encoding
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.images import read_image
@@ -97,5 +97,5 @@ def encoding_of(embedding_type: EmbeddingType) -> Encoding:
     """Return the encoding of an embedding type: JSON numbers rounded to the type, or float32 in base64."""
     if embedding_type == "base64":
         return Encoding("base64", endianness="little")
-    dtype: DType = "float32" if embedding_type == "float" else embedding_type
+    dtype: EmbedDType = "float32" if embedding_type == "float" else embedding_type
     return Encoding("float", dtype, rounded=True)

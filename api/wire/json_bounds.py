@@ -32,8 +32,8 @@ _COMMA, _COLON, _QUOTE, _BACKSLASH = b',:"\\'
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one request.
+class BodyLimits:
+    """Limits on the values of one JSON body.
 
     Args:
         items: Maximum number of inputs.
@@ -52,15 +52,15 @@ class Limits:
         return LEAST_VALUES + VALUES_PER_ITEM * self.items
 
 
-UNLIMITED: Final = Limits(items=2**31, tokens=2**40)
+UNLIMITED: Final = BodyLimits(items=2**31, tokens=2**40)
 
 
-def is_small(body: Body, limits: Limits) -> bool:
+def is_small(body: Body, limits: BodyLimits) -> bool:
     """Return True if the body is too short to exceed a limit: each value takes at least one byte."""
     return len(body) <= min(limits.values, limits.tokens)
 
 
-def check_bounds(body: Body, limits: Limits) -> None:
+def check_bounds(body: Body, limits: BodyLimits) -> None:
     """Reject JSON with more values than a request may have; the JSON need not be valid.
 
     Raises:
@@ -100,7 +100,7 @@ def _has_row_of_digits(part: Bytes) -> bool:
     return bool(_is_digit(rows).all(axis=1).any())
 
 
-def _check_outside_texts(slices: list[Bytes], limits: Limits) -> None:
+def _check_outside_texts(slices: list[Bytes], limits: BodyLimits) -> None:
     scanner = _TextScanner()
     values = numbers = run = 0
     last = 0

@@ -182,10 +182,10 @@ def stock_class(folder: Path) -> str:
 
 
 def _decode(image: bytes) -> object:
-    from staged_pool.runtime.models.images.decode import Encoded, Limits
+    from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 
     config = EngineConfig()
-    return Encoded(image, Limits(config.max_image_bytes, config.max_image_pixels)).decode()
+    return Encoded(image, ImageLimits(config.max_image_bytes, config.max_image_pixels)).decode()
 
 
 def _cpu_s(call: Callable[[bytes], object], image: bytes) -> float:

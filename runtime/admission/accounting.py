@@ -30,7 +30,7 @@ NEGLIGIBLE: Final = 1e-6
 """Fewer tokens than this are a rounding error of estimates, and count as none."""
 
 
-class Usage:
+class UsageTotals:
     """Amounts that several requests have inside, in sum."""
 
     __slots__ = ("body_bytes", "items", "requests", "tokens")
@@ -71,7 +71,7 @@ class LaneUsage:
 
 
 class Reservation:
-    """The account of one request, and the `Load` of its ticket. `Admission.leave` gives it back."""
+    """The account of one request, and the `RequestLoad` of its ticket. `Admission.leave` gives it back."""
 
     __slots__ = (
         "_in_flight",
@@ -97,7 +97,7 @@ class Reservation:
         lane: Lane,
         expected_s: float,
         request_class: RequestClass,
-        counted_in: tuple[Usage, ...],
+        counted_in: tuple[UsageTotals, ...],
     ) -> None:
         self._in_flight = in_flight
         self.request_class = request_class
@@ -186,11 +186,11 @@ class InFlight:
         """Tokens between feeding and the end of their forward, by lane."""
         self.room_freed: Callable[[Lane], object] = lambda lane: None
         """Called when the fed tokens of a lane have decreased."""
-        self.total = Usage(self._lanes)
+        self.total = UsageTotals(self._lanes)
         self.unprepared: dict[Lane, int] = dict.fromkeys(self._lanes, 0)
         """Inputs that are not tokenized yet, by lane."""
-        self.priorities = {priority: Usage(self._lanes) for priority in Priority}
-        self.tenants: dict[Priority, dict[Hashable, Usage]] = {priority: {} for priority in Priority}
+        self.priorities = {priority: UsageTotals(self._lanes) for priority in Priority}
+        self.tenants: dict[Priority, dict[Hashable, UsageTotals]] = {priority: {} for priority in Priority}
         """Tenants that have something inside, by priority."""
 
     def enter(
@@ -206,7 +206,7 @@ class InFlight:
         """Add a request, as one item."""
         tenants = self.tenants[request_class.priority]
         if (of_tenant := tenants.get(request_class.tenant)) is None:
-            of_tenant = tenants[request_class.tenant] = Usage(self._lanes)
+            of_tenant = tenants[request_class.tenant] = UsageTotals(self._lanes)
         reservation = Reservation(
             self,
             body_bytes=body_bytes,

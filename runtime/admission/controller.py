@@ -27,7 +27,7 @@ from staged_pool.runtime.admission.accounting import (
     LaneUsage,
     RequestClass,
     Reservation,
-    Usage,
+    UsageTotals,
 )
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
 from staged_pool.runtime.admission.prediction import LanePrediction
@@ -158,7 +158,7 @@ class Admission:
         tenant = [
             usage[request_class.tenant] for usage in self.in_flight.tenants.values() if request_class.tenant in usage
         ]
-        parts: dict[str, list[Usage]] = {"This caller": tenant}
+        parts: dict[str, list[UsageTotals]] = {"This caller": tenant}
         if request_class.priority is Priority.BULK:
             parts = {"Bulk work": [self.in_flight.priorities[Priority.BULK]], **parts}
         for whose, usages in parts.items():

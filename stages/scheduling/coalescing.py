@@ -46,7 +46,7 @@ class RowReuse(Generic[P, R]):
 
 
 class CoalescingLoad(Protocol):
-    """The part of a `Load` that coalescing uses."""
+    """The part of a `RequestLoad` that coalescing uses."""
 
     def adjust_tokens(self, lane: Hashable, tokens: int, /) -> None:
         """Subtract tokens that were coalesced; a negative number adds them back."""

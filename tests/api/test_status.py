@@ -16,7 +16,7 @@ def subclasses(of: type[Exception]) -> Iterator[type[Exception]]:
         yield from subclasses(cls)
 
 
-def test_every_error_of_the_stages_has_a_row_of_its_own() -> None:
+def test_every_error_of_the_stages_has_a_kind_of_its_own() -> None:
     ours = {cls for cls in subclasses(errors.StagedPoolError) if cls.__module__ == errors.__name__}
     assert ours | {errors.StagedPoolError} == set(status.TABLE)
 
@@ -56,7 +56,7 @@ def test_the_field_and_the_input_at_fault_are_named(error: Exception, param: str
     assert (said["param"], said["index"]) == (param, 3)
 
 
-def test_a_subclass_made_elsewhere_takes_its_parents_row() -> None:
+def test_a_subclass_made_elsewhere_takes_the_kind_of_its_parent() -> None:
     class Special(errors.ModelFailed):
         pass
 

@@ -30,7 +30,7 @@ from staged_pool.client.batches import InputRange
 from staged_pool.client.exchange import NDJSON, ServerAnswer
 from staged_pool.client.streaming import VectorLines
 from staged_pool.runtime.media.urls import FileUrl, WebUrl, read_url
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, decodable, read_structure
 from staged_pool.runtime.models.images.orientation import read_orientation
 from staged_pool.stages.errors import StagedPoolError, TooLarge, UnusableMedia
@@ -84,7 +84,7 @@ def _events(pieces: list[bytes]) -> list[object]:
 
 def form(data: bytes) -> None:
     """A form is read or rejected; and one that is made of parts has these parts."""
-    limits = json_bounds.Limits(items=10, tokens=10_000)
+    limits = json_bounds.BodyLimits(items=10, tokens=10_000)
     with suppress(StagedPoolError):
         found = forms.read_form(data, b"b", limits)
         json.loads(found.json)
@@ -163,11 +163,11 @@ def values(data: bytes) -> None:
         marks += character in (b":", b"[", b"{") or (character == b"," and not after_digit)
         digits = digits + 1 if character.isdigit() else 0
         most_digits = max(most_digits, digits)
-    limits = json_bounds.Limits(items=0, tokens=0)
+    limits = json_bounds.BodyLimits(items=0, tokens=0)
     with _patched(json_bounds, SLICE=11, LEAST_VALUES=marks):
         for tokens in (numbers, numbers - 1):
             try:
-                json_bounds.check_bounds(data, json_bounds.Limits(items=0, tokens=tokens))
+                json_bounds.check_bounds(data, json_bounds.BodyLimits(items=0, tokens=tokens))
             except TooLarge:
                 assert tokens < numbers
             except StagedPoolError:
@@ -197,7 +197,7 @@ def request(data: bytes) -> None:
             return reader(body, card, **settings)
 
         with suppress(StagedPoolError):
-            Exchange(read, data, CARD, "r", json_bounds.Limits(items=100, tokens=10_000)).decode()
+            Exchange(read, data, CARD, "r", json_bounds.BodyLimits(items=100, tokens=10_000)).decode()
             with suppress(RecursionError):
                 json.loads(data.decode(errors="replace"))  # an ignored field may hold invalid UTF-8
 
@@ -213,7 +213,7 @@ def images_shown(data: bytes) -> None:
 def image(data: bytes) -> None:
     """An image's header is read, or rejected as invalid."""
     with suppress(TooLarge, UnusableMedia, *_MEDIA):
-        encoded = Encoded(data, Limits(image_bytes=2**20, pixels=2**16))
+        encoded = Encoded(data, ImageLimits(image_bytes=2**20, pixels=2**16))
         assert encoded.memory >= 0
     if data.startswith(b"\xff\xd8"):
         structure = read_structure(data)

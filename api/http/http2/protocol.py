@@ -27,7 +27,7 @@ from staged_pool.api.http.http2.body_sender import BodySender, Http2Stream
 from staged_pool.api.http.http2.connection import STREAMS, StrictConnection
 from staged_pool.api.http.http2.frames import FrameCutter, TooMuch
 from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
-from staged_pool.api.http.protocol.request_head import Malformed, check_trailers, scope_of
+from staged_pool.api.http.protocol.request_head import MalformedMessage, check_trailers, scope_of
 from staged_pool.api.limits.allowance import ANSWER_UNITS
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
@@ -169,7 +169,7 @@ class Http2:
             case h2.events.TrailersReceived():
                 try:
                     check_trailers(event.headers)
-                except Malformed as error:
+                except MalformedMessage as error:
                     self._reset_malformed(event.stream_id, error)
             case h2.events.StreamEnded():
                 if (stream := self._streams.get(event.stream_id)) is not None:
@@ -199,7 +199,7 @@ class Http2:
                 client=self._client,
                 server=self._server,
             )
-        except Malformed as error:
+        except MalformedMessage as error:
             self._reset_malformed(stream_id, error)
             return
         scope["state"] = self._state
@@ -232,7 +232,7 @@ class Http2:
             stream.leave()
             self._bodies.notify()
 
-    def _reset_malformed(self, stream_id: int, error: Malformed) -> None:
+    def _reset_malformed(self, stream_id: int, error: MalformedMessage) -> None:
         log.info("stream.malformed", reason=str(error))
         self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR)
         self._abandon(stream_id)

@@ -14,7 +14,7 @@ import anyio.abc
 from staged_pool.api.asgi import App, Headers
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
-from staged_pool.api.http.protocol.request_head import Malformed, scope_of
+from staged_pool.api.http.protocol.request_head import MalformedMessage, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
 from staged_pool.api.limits.allowance import Allowance
 from staged_pool.api.limits.server_state import ServerState
@@ -278,7 +278,7 @@ class Http3Connection:
         self._allowance.spend(REQUEST_UNITS)
         try:
             scope = scope_of(headers, ended=ended, version="3", scheme="https", client=self._client, server=None)
-        except Malformed as error:
+        except MalformedMessage as error:
             log.info("stream.malformed", reason=str(error))
             self._reject(stream_id, MESSAGE_ERROR)
             return

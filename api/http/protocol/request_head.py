@@ -27,8 +27,8 @@ _CONNECTION_HEADERS: Final = frozenset(
 )
 
 
-class Malformed(Exception):
-    """The reason why a stream is no valid request."""
+class MalformedMessage(Exception):
+    """The reason why the request of a stream is malformed (RFC 9113, section 8.1.1)."""
 
 
 def scope_of(
@@ -43,18 +43,18 @@ def scope_of(
     """Convert the decompressed head of a request to an ASGI scope; `ended`: there is no body.
 
     Raises:
-        Malformed: The head breaks a rule.
+        MalformedMessage: The head breaks a rule.
     """
     pseudo, fields = _parted(headers)
     if missing := {b":method", b":scheme", b":path"} - set(pseudo):
-        raise Malformed(f"{min(missing).decode()} is missing")
+        raise MalformedMessage(f"{min(missing).decode()} is missing")
     if ended and any(int(value) for name, value in fields if name == b"content-length"):
-        raise Malformed("it has a content-length, but no body")
+        raise MalformedMessage("it has a content-length, but no body")
     method, target = pseudo[b":method"], pseudo[b":path"]
     if not _METHOD(method) or method == b"CONNECT":
-        raise Malformed("the method is CONNECT, which is not supported, or not a token")
+        raise MalformedMessage("the method is CONNECT, which is not supported, or not a token")
     if not _PATH(target) and (method, target) != (b"OPTIONS", b"*"):
-        raise Malformed("the path does not begin with /, or is not ASCII")
+        raise MalformedMessage("the path does not begin with /, or is not ASCII")
     path, _, query = target.partition(b"?")
     return {
         "type": "http",
@@ -77,11 +77,11 @@ def check_trailers(headers: Headers) -> None:
     """Check the trailers behind a body.
 
     Raises:
-        Malformed: A trailer breaks a rule.
+        MalformedMessage: A trailer breaks a rule.
     """
     pseudo, _ = _parted(headers)
     if pseudo:
-        raise Malformed("a trailer is a pseudo-header")
+        raise MalformedMessage("a trailer is a pseudo-header")
 
 
 def _parted(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
@@ -90,15 +90,15 @@ def _parted(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
     fields: Headers = []
     for name, value in headers:
         if not _VALUE(value):
-            raise Malformed("the value of a header has a NUL, CR or LF, or space around it")
+            raise MalformedMessage("the value of a header has a NUL, CR or LF, or space around it")
         if name.startswith(b":"):
             if name not in _PSEUDO or name in pseudo or fields:
-                raise Malformed("a pseudo-header is unknown, repeated, or behind another header")
+                raise MalformedMessage("a pseudo-header is unknown, repeated, or behind another header")
             pseudo[name] = value
         elif not _NAME(name):
-            raise Malformed("the name of a header is not a lower-case token")
+            raise MalformedMessage("the name of a header is not a lower-case token")
         elif name in _CONNECTION_HEADERS or (name == b"te" and value.lower() != b"trailers"):
-            raise Malformed("a header is about the connection, which HTTP/2 and HTTP/3 do not allow")
+            raise MalformedMessage("a header is about the connection, which HTTP/2 and HTTP/3 do not allow")
         else:
             fields.append((bytes(name), bytes(value)))
     _check_length(fields)
@@ -108,17 +108,17 @@ def _parted(headers: Headers) -> tuple[dict[bytes, bytes], Headers]:
 def _check_length(fields: Headers) -> None:
     lengths = {value for name, value in fields if name == b"content-length"}
     if len(lengths) > 1 or not all(length.isdigit() and len(length) <= LENGTH_DIGITS for length in lengths):
-        raise Malformed("the content-length is not a number of up to 18 digits, or has two values")
+        raise MalformedMessage("the content-length is not a number of up to 18 digits, or has two values")
 
 
 def _with_host(authority: bytes | None, fields: Headers) -> Headers:
     """Check the host, and return the headers with it as the first, as in HTTP/1.1."""
     hosts = [value for name, value in fields if name == b"host"]
     if authority is None and not hosts:
-        raise Malformed("both :authority and host are missing")
+        raise MalformedMessage("both :authority and host are missing")
     named = hosts[0] if authority is None else authority
     if any(host != named for host in hosts) or len(hosts) > 1:
-        raise Malformed("the host is not the :authority, or there are several")
+        raise MalformedMessage("the host is not the :authority, or there are several")
     if not _AUTHORITY(named) or _NOT_IN_AUTHORITY(named):
-        raise Malformed("the :authority is not a host with an optional port")
+        raise MalformedMessage("the :authority is not a host with an optional port")
     return [(b"host", named), *((name, value) for name, value in fields if name != b"host")]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import h11
 
 from staged_pool.api import status
-from staged_pool.api.status import Problem, Row
+from staged_pool.api.status import ErrorKind, Problem
 
 MAX_EMPTY_LINES: Final = 8
 """Maximum empty lines before a request (RFC 9112, section 2.2)."""
@@ -45,17 +45,17 @@ _NO_CHUNK: Final = (
 _NO_TRAILER: Final = "The trailers are not valid; expected CRLF behind the last chunk, or headers that each end in CRLF"
 
 
-class Malformed(h11.RemoteProtocolError):
+class MalformedRequest(h11.RemoteProtocolError):
     """Error of a malformed request.
 
     Args:
         message: The error, and what was expected; never bytes of the client.
-        row: The status and type of the answer.
+        kind: The status and type of the answer.
     """
 
-    def __init__(self, message: str, row: Row = status.BAD_FRAMING) -> None:
-        super().__init__(message, error_status_hint=row.status)
-        self.problem = Problem(row=row, message=message)
+    def __init__(self, message: str, kind: ErrorKind = status.BAD_FRAMING) -> None:
+        super().__init__(message, error_status_hint=kind.status)
+        self.problem = Problem(kind=kind, message=message)
 
 
 class StrictReader(h11.Connection):
@@ -111,7 +111,7 @@ class StrictReader(h11.Connection):
             if self.their_state is h11.IDLE and not self._begins():
                 return h11.NEED_DATA
             event = super().next_event()
-        except Malformed as error:
+        except MalformedRequest as error:
             self.problem = error.problem
             if not self._is_answering:
                 raise
@@ -126,7 +126,7 @@ class StrictReader(h11.Connection):
             if self.is_kept:
                 self._cstate.keep_alive = True  # h11 always closes a connection of HTTP/1.0
             if b"transfer-encoding" in dict(event.headers):
-                self._reader = _Chunks(self._max_chunk_bytes)
+                self._reader = _ChunkedBody(self._max_chunk_bytes)
         return h11.NEED_DATA if event is h11.PAUSED else event
 
     @property
@@ -138,21 +138,21 @@ class StrictReader(h11.Connection):
         """Skip empty lines, and check the received part of a head; False: no head has begun.
 
         Raises:
-            Malformed: The head breaks a rule.
+            MalformedRequest: The head breaks a rule.
         """
         buffer = self._receive_buffer
         data: bytearray = buffer._data
         while data[:2] == b"\r\n":
             self._empty_lines += 1
             if self._empty_lines > MAX_EMPTY_LINES:
-                raise Malformed(f"More than {MAX_EMPTY_LINES} empty lines before the request; expected none")
+                raise MalformedRequest(f"More than {MAX_EMPTY_LINES} empty lines before the request; expected none")
             buffer.maybe_extract_at_most(2)
         if not data or data == b"\r":
             return False
         begin = max(0, self._looked_at - len(HEAD_END))
         end = data.find(HEAD_END, begin)
         if _LENIENT.search(data, begin, end + 2 if end >= 0 else len(data)):
-            raise Malformed(
+            raise MalformedRequest(
                 "A line of the head ends in CR or LF alone, is continued in the next line, or has a control character; "
                 "expected lines that each end in CRLF"
             )
@@ -168,7 +168,7 @@ def check_head(head: bytes) -> None:
     Rules that h11 itself enforces, such as the names of headers, are left to it.
 
     Raises:
-        Malformed: The head breaks a rule.
+        MalformedRequest: The head breaks a rule.
     """
     first, *lines = head.split(b"\r\n")
     if first != _PREFACE:
@@ -179,35 +179,37 @@ def check_head(head: bytes) -> None:
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip(b" \t")
         if name == b"host" and not _HOST.fullmatch(value):
-            raise Malformed("Host is not valid; expected a name or an address, with an optional :port")
+            raise MalformedRequest("Host is not valid; expected a name or an address, with an optional :port")
         if name == b"content-length":
             lengths += 1
             if lengths > 1 or not _ONE_LENGTH.fullmatch(value):
-                raise Malformed("Content-Length is not valid; expected one header with one decimal number")
+                raise MalformedRequest("Content-Length is not valid; expected one header with one decimal number")
         if name == b"transfer-encoding":
             if is_old:  # RFC 9112, section 6.1
-                raise Malformed("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
+                raise MalformedRequest("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
             is_coded = True
     if is_coded and lengths:  # both together allow request smuggling
-        raise Malformed("Transfer-Encoding and Content-Length exclude each other; expected one of them")
+        raise MalformedRequest("Transfer-Encoding and Content-Length exclude each other; expected one of them")
 
 
 def _check_first(line: bytes) -> None:
     parts = line.split(b" ")
     if len(parts) != 3 or not _VERSION.fullmatch(parts[2]):
-        raise Malformed(
+        raise MalformedRequest(
             "The request line is not valid HTTP/1.1; expected a method, a target and HTTP/1.1, separated by one space"
         )
     method, target, spoken = parts
     if spoken not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise Malformed("The HTTP version is not supported; expected HTTP/1.1 or HTTP/1.0", status.UNSUPPORTED_VERSION)
+        raise MalformedRequest(
+            "The HTTP version is not supported; expected HTTP/1.1 or HTTP/1.0", status.UNSUPPORTED_VERSION
+        )
     if method not in METHODS:
-        raise Malformed(_KNOWN_METHODS, status.UNKNOWN_METHOD)
+        raise MalformedRequest(_KNOWN_METHODS, status.UNKNOWN_METHOD)
     if not (_TARGET.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
-        raise Malformed("The target of the request is not valid; expected a path that begins with /, or a URL")
+        raise MalformedRequest("The target of the request is not valid; expected a path that begins with /, or a URL")
 
 
-class _Chunks:
+class _ChunkedBody:
     """Reader of a chunked body (RFC 9112, section 7.1), which replaces h11's.
 
     Args:
@@ -227,7 +229,7 @@ class _Chunks:
             if len(buffer) < 2:
                 return None
             if buffer.maybe_extract_at_most(2) != b"\r\n":
-                raise Malformed("A chunk of the body is longer than its size; expected well-formed chunks")
+                raise MalformedRequest("A chunk of the body is longer than its size; expected well-formed chunks")
             self._at_end = False
         if self._left == 0 and not self._in_trailers:
             line = buffer.maybe_extract_next_line()
@@ -246,11 +248,13 @@ class _Chunks:
     def _begin(self, line: bytearray) -> None:
         found = _CHUNK.fullmatch(line)
         if found is None:
-            raise Malformed(_NO_CHUNK)
+            raise MalformedRequest(_NO_CHUNK)
         self._left = int(found["size"], 16)
         self._in_trailers = self._left == 0
         if self._left > self._most:
-            raise Malformed(f"A chunk is larger than this server's limit of {self._most} bytes", status.BODY_TOO_LARGE)
+            raise MalformedRequest(
+                f"A chunk is larger than this server's limit of {self._most} bytes", status.BODY_TOO_LARGE
+            )
 
     def _trailers(self, buffer: Any) -> h11.EndOfMessage | None:
         """Read the trailers to their end, and drop them: the server uses none."""
@@ -258,16 +262,16 @@ class _Chunks:
         if data[:2] != b"\r\n":
             end = data.find(HEAD_END)
             if _LENIENT.search(data, 0, end + 2 if end >= 0 else len(data)):
-                raise Malformed(_NO_TRAILER)
+                raise MalformedRequest(_NO_TRAILER)
             if end < 0:
                 return None
         for line in buffer.maybe_extract_lines() or []:
             if b":" not in line:
-                raise Malformed(_NO_TRAILER)
+                raise MalformedRequest(_NO_TRAILER)
         return h11.EndOfMessage()
 
     def read_eof(self) -> None:
-        raise Malformed("The connection closed within a chunked body")
+        raise MalformedRequest("The connection closed within a chunked body")
 
 
 def _keeps_http10(request: h11.Request) -> bool:

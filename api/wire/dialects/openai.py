@@ -11,7 +11,7 @@ import msgspec
 from staged_pool.api.wire import jina, json_decode
 from staged_pool.api.wire.binary_vectors import write_raw
 from staged_pool.api.wire.chunked_json import Pieces, dump
-from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
+from staged_pool.api.wire.encodings import EmbedDType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import vllm_words
@@ -31,7 +31,7 @@ class EncodingFields(InputFields, kw_only=True):
     """Fields with the encoding of vectors."""
 
     encoding_format: Form | None = None
-    embed_dtype: DType | None = None
+    embed_dtype: EmbedDType | None = None
     endianness: Endianness | None = None
 
     def encoding(self) -> Encoding:
@@ -47,7 +47,7 @@ class EmbeddingsBody(InputFields, kw_only=True):
 
     encoding_format: Form | ElementType | list[EmbeddingType] | None = None
     """Form of the vectors. Mixedbread's clients also send data types; a list writes each vector in all of them."""
-    embed_dtype: DType | None = None
+    embed_dtype: EmbedDType | None = None
     endianness: Endianness | None = None
     dimensions: Limit | None = None
     """Width of the vectors. 0, which Infinity's clients send with `modality`, is the full width."""
@@ -225,7 +225,7 @@ def _plain_encoding(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]
     form: Any = fields.encoding_format or "float"
     if fields.output_dtype is None:
         return "embed_dtype", {"": Encoding(form, fields.embed_dtype or "float32", fields.endianness or "native")}
-    dtype: DType = "float32" if fields.output_dtype == "float" else fields.output_dtype
+    dtype: EmbedDType = "float32" if fields.output_dtype == "float" else fields.output_dtype
     return "output_dtype", {"": Encoding(form, dtype, fields.endianness or "little")}
 
 

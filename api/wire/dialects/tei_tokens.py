@@ -39,9 +39,9 @@ def tei_error(problem: Problem) -> tuple[int, bytes]:
 
     Error types are those of text-embeddings-inference's `ErrorType` (router/src/http/types.rs).
     """
-    status = 422 if problem.row.word in ("invalid_input", "url_not_allowed") else problem.status
+    status = 422 if problem.kind.word in ("invalid_input", "url_not_allowed") else problem.status
     by_status = "Validation" if 411 <= status <= 415 or status in (400, 422, 431) else "Backend"
-    kind = _TYPES.get(problem.row.word) or _TYPES_BY_STATUS.get(status, by_status)
+    kind = _TYPES.get(problem.kind.word) or _TYPES_BY_STATUS.get(status, by_status)
     return status, orjson.dumps({"error": problem.message, "error_type": kind})
 
 

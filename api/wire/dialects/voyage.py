@@ -9,7 +9,7 @@ import msgspec
 
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
-from staged_pool.api.wire.encodings import DType, Encoding, check_bits
+from staged_pool.api.wire.encodings import EmbedDType, Encoding, check_bits
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
@@ -77,7 +77,9 @@ def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     fields = json_decode.decode(_BODY, body)
     if not fields.inputs:
         raise NoInputs("`inputs` is empty; give at least one", param="inputs")
-    dtype: DType = "float32" if fields.output_dtype is None or fields.output_dtype == "float" else fields.output_dtype
+    dtype: EmbedDType = (
+        "float32" if fields.output_dtype is None or fields.output_dtype == "float" else fields.output_dtype
+    )
     check_bits(dtype, fields.output_dimension or card.width, "output_dtype")
     form: Final = "base64" if fields.encoding_format or fields.output_encoding else "float"
     request = EmbedRequest(

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.images.decode import Colour, Limits
+from staged_pool.runtime.models.images.decode import Colour, ImageLimits
 from staged_pool.runtime.models.images.process_messages import receive, send
 from staged_pool.stages.errors import (
     ConfigError,
@@ -58,7 +58,7 @@ class CustomCodeProcessor:
         ConfigError: The code cannot be loaded.
     """
 
-    def __init__(self, folder: Path, limits: Limits, processes: int) -> None:
+    def __init__(self, folder: Path, limits: ImageLimits, processes: int) -> None:
         self._command = [sys.executable, "-m", _PROGRAM, str(folder), str(limits.image_bytes), str(limits.pixels)]
         self._lock = threading.Lock()
         self._closed = False

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.process_messages import receive, send
 from staged_pool.runtime.models.images.settings import custom_code_settings, load_processor
@@ -18,7 +18,7 @@ from staged_pool.runtime.models.images.sizes import check_aspect
 from staged_pool.stages.errors import InvalidInput
 
 
-def main(folder: Path, limits: Limits) -> None:
+def main(folder: Path, limits: ImageLimits) -> None:
     """Report if the code can be loaded, then prepare images until the input ends."""
     source, to = _take_streams()
     torch.set_num_threads(1)
@@ -60,4 +60,4 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Limits(image_bytes=int(sys.argv[2]), pixels=int(sys.argv[3])))
+    main(Path(sys.argv[1]), ImageLimits(image_bytes=int(sys.argv[2]), pixels=int(sys.argv[3])))

@@ -33,7 +33,7 @@ from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.images.transparent_colour import TransparentColour, find_transparent_colour
 from staged_pool.stages.errors import TooLarge, UnsupportedMedia, UnusableMedia
 
-__all__ = ["WHITE", "Colour", "Encoded", "Limits"]
+__all__ = ["WHITE", "Colour", "Encoded", "ImageLimits"]
 
 _RUN_LENGTHS: Final = frozenset({1, 2})
 """Compressions of a BMP that Pillow unpacks in Python."""
@@ -52,7 +52,7 @@ MAX_TABLE_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ImageLimits:
     """Limits of one encoded image: the bytes of its file, and its pixels."""
 
     image_bytes: int
@@ -68,7 +68,7 @@ class Encoded:
         UnusableMedia: It is damaged.
     """
 
-    def __init__(self, data: bytes, limits: Limits) -> None:
+    def __init__(self, data: bytes, limits: ImageLimits) -> None:
         if len(data) > limits.image_bytes:
             raise TooLarge(f"The image has {len(data)} bytes: at most {limits.image_bytes} are accepted.")
         self._limits = limits
@@ -189,7 +189,7 @@ def _check_jpeg(found: JpegStructure) -> None:
         )
 
 
-def _check_pixels(size: Size, limits: Limits) -> None:
+def _check_pixels(size: Size, limits: ImageLimits) -> None:
     height, width = size
     if height < 1 or width < 1:
         raise UnusableMedia(f"The image is {width} x {height} pixels: it must have at least one.")

@@ -15,7 +15,7 @@ from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.custom_code import CustomCodeProcessor
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
@@ -61,7 +61,7 @@ class ImageReader:
     def __init__(self, settings: ImageSettings, config: EngineConfig, memory: MemoryBudget | None = None) -> None:
         self.settings = settings
         self._decodes = (memory or MemoryBudget(2**62)).decodes
-        self._limits = Limits(config.max_image_bytes, config.max_image_pixels)
+        self._limits = ImageLimits(config.max_image_bytes, config.max_image_pixels)
         self._draft = config.image_draft
         self._options = OptionsReader(settings, config.max_image_pixels)
         self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None

@@ -138,7 +138,7 @@ def test_what_the_source_says_of_fields_is_said() -> None:
 
 
 def test_every_status_of_an_error_has_a_meaning() -> None:
-    assert {row.status for row in TABLE.values()} - {499} <= set(MEANINGS)
+    assert {kind.status for kind in TABLE.values()} - {499} <= set(MEANINGS)
     used = {int(code) for _, _, operation in operations(described(api_keys=("k",))) for code in operation["responses"]}
     assert used == {200, 204, *MEANINGS}
 

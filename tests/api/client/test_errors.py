@@ -90,8 +90,8 @@ def test_an_error_of_a_call_of_one_batch_is_left_as_it_is() -> None:
 
 def test_every_status_that_the_server_gives_has_a_class() -> None:
     body = json.dumps({"error": {"message": "m", "type": "t", "param": None, "code": 1}}).encode()
-    for cls, row in status.TABLE.items():
-        found = error_of(row.status, body)
-        if row.status not in (499, 500) and cls not in (errors.DeviceLost, errors.OutOfMemory, errors.MediaTimedOut):
+    for cls, kind in status.TABLE.items():
+        found = error_of(kind.status, body)
+        if kind.status not in (499, 500) and cls not in (errors.DeviceLost, errors.OutOfMemory, errors.MediaTimedOut):
             assert issubclass(cls, type(found))
             assert type(found) is not errors.StagedPoolError

@@ -39,7 +39,7 @@ def say(given: Problem | Answer) -> App:
     assert isinstance(given, Problem)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, given.status, given.row.word.encode())
+        await answer(send, given.status, given.kind.word.encode())
 
     return app
 

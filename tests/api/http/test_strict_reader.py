@@ -8,7 +8,7 @@ import anyio
 import h11
 import pytest
 
-from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, Malformed, StrictReader
+from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, MalformedRequest, StrictReader
 from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
 from tests.doubles import LetterModel, until
 
@@ -83,7 +83,7 @@ def test_a_malformed_request_is_rejected_however_it_is_cut(sent: bytes, status: 
         with pytest.raises(h11.RemoteProtocolError) as wrong:
             read(*pieces)
         assert wrong.value.error_status_hint == status
-        assert isinstance(wrong.value, Malformed)
+        assert isinstance(wrong.value, MalformedRequest)
 
 
 @pytest.mark.parametrize(

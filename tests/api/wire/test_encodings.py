@@ -16,11 +16,11 @@ from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
 from staged_pool.api.wire.chunked_json import dump
-from staged_pool.api.wire.encodings import BITS, DType, Encoding, Endianness, stored
+from staged_pool.api.wire.encodings import BITS, EmbedDType, Encoding, Endianness, stored
 from staged_pool.stages.errors import InvalidInput
 
 BYTE_ORDERS: dict[Endianness, str] = {"native": "=", "big": ">", "little": "<"}
-STEPS: dict[DType, tuple[float, float]] = {
+STEPS: dict[EmbedDType, tuple[float, float]] = {
     "float32": (0.0, 0.0),
     "float16": (2**-11, 2**-25),
     "bfloat16": (2**-8, 2**-133),
@@ -37,7 +37,7 @@ VECTORS = st_numpy.arrays(
 ORDERS = st.sampled_from(sorted(BYTE_ORDERS))
 
 
-def decoded(raw: bytes, dtype: DType, endianness: Endianness) -> NDArray[Any]:
+def decoded(raw: bytes, dtype: EmbedDType, endianness: Endianness) -> NDArray[Any]:
     """Decode the bytes of one vector without our code."""
     order = BYTE_ORDERS[endianness]
     match dtype:
@@ -64,7 +64,7 @@ def decoded(raw: bytes, dtype: DType, endianness: Endianness) -> NDArray[Any]:
 @pytest.mark.parametrize("dtype", STEPS)
 @given(VECTORS, ORDERS)
 def test_a_vector_comes_back_within_the_step_of_the_type(
-    dtype: DType, vectors: NDArray[np.float32], endianness: Endianness
+    dtype: EmbedDType, vectors: NDArray[np.float32], endianness: Endianness
 ) -> None:
     relative, absolute = STEPS[dtype]
     for vector in vectors:
@@ -76,7 +76,7 @@ def test_a_vector_comes_back_within_the_step_of_the_type(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @given(VECTORS)
-def test_rounded_numbers_are_those_that_the_type_holds(dtype: DType, vectors: NDArray[np.float32]) -> None:
+def test_rounded_numbers_are_those_that_the_type_holds(dtype: EmbedDType, vectors: NDArray[np.float32]) -> None:
     numbers = np.array(json.loads(dump(Encoding("float", dtype, rounded=True).value(vectors))), np.float32)
     np.testing.assert_array_equal(decoded(stored(vectors, dtype, "native").tobytes(), dtype, "native"), numbers.ravel())
 
@@ -84,7 +84,7 @@ def test_rounded_numbers_are_those_that_the_type_holds(dtype: DType, vectors: ND
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @given(VECTORS)
 def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
-    dtype: DType, vectors: NDArray[np.float32]
+    dtype: EmbedDType, vectors: NDArray[np.float32]
 ) -> None:
     encoding = Encoding("base64", dtype)
     for vector in vectors:
@@ -96,7 +96,7 @@ def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @given(VECTORS)
-def test_each_row_of_a_matrix_has_a_scale_of_its_own(dtype: DType, vectors: NDArray[np.float32]) -> None:
+def test_each_row_of_a_matrix_has_a_scale_of_its_own(dtype: EmbedDType, vectors: NDArray[np.float32]) -> None:
     encoding = Encoding("float", dtype)
     scales = encoding.scale(vectors)["scale"]
     assert scales == [encoding.scale(vector)["scale"] for vector in vectors]
@@ -115,7 +115,7 @@ def test_bits_say_which_values_are_not_negative(vectors: NDArray[np.float32]) ->
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
 @given(st_numpy.arrays(np.float32, 64, elements=st.floats(-440, 440, width=32)))
-def test_floats_are_rounded_as_torch_rounds_them(dtype: DType, vector: NDArray[np.float32]) -> None:
+def test_floats_are_rounded_as_torch_rounds_them(dtype: EmbedDType, vector: NDArray[np.float32]) -> None:
     kind = {
         "float16": torch.float16,
         "bfloat16": torch.bfloat16,
@@ -127,14 +127,14 @@ def test_floats_are_rounded_as_torch_rounds_them(dtype: DType, vector: NDArray[n
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504), ("fp8_e4m3", 448), ("fp8_e5m2", 57344)])
-def test_what_is_too_large_becomes_the_largest(dtype: DType, largest: float) -> None:
+def test_what_is_too_large_becomes_the_largest(dtype: EmbedDType, largest: float) -> None:
     huge = np.array([1e30, -1e30], np.float32)
     got = decoded(stored(huge, dtype, "native").tobytes(), dtype, "native")
     np.testing.assert_array_equal(got, [largest, -largest])
 
 
-@pytest.mark.parametrize("dtype", get_args(DType))
-def test_json_has_whole_numbers_for_the_types_that_are(dtype: DType) -> None:
+@pytest.mark.parametrize("dtype", get_args(EmbedDType))
+def test_json_has_whole_numbers_for_the_types_that_are(dtype: EmbedDType) -> None:
     vector = np.array([0.5, -1, 0, 0.25, 1, 1, -0.125, 1], np.float32)
     got = json.loads(dump(Encoding("float", dtype).value(vector)))
     wanted: dict[str, list[Any]] = {
@@ -147,7 +147,7 @@ def test_json_has_whole_numbers_for_the_types_that_are(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["binary", "ubinary"])
-def test_values_that_do_not_fill_bytes_are_not_packed(dtype: DType) -> None:
+def test_values_that_do_not_fill_bytes_are_not_packed(dtype: EmbedDType) -> None:
     with pytest.raises(InvalidInput, match=f"{dtype} packs eight values into a byte, but the vectors have 12"):
         stored(np.zeros(12, np.float32), dtype, "native")
 

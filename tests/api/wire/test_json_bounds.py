@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from staged_pool.api.wire import json_bounds
 from staged_pool.api.wire.forms import read_form
-from staged_pool.api.wire.json_bounds import MAX_DIGITS, Limits, check_bounds
+from staged_pool.api.wire.json_bounds import MAX_DIGITS, BodyLimits, check_bounds
 from staged_pool.stages.errors import InvalidInput, TooLarge
 
-SOME = Limits(items=1, tokens=1000)
+SOME = BodyLimits(items=1, tokens=1000)
 """Values and numbers that are few beside the bodies here."""
 
 JSON = st.recursive(
@@ -47,7 +47,7 @@ def is_accepted(body: bytes, values: int, numbers: int) -> bool:
     return True
 
 
-class _Exactly(Limits):
+class _Exactly(BodyLimits):
     """Limits of values as they are given."""
 
     def __init__(self, values: int, numbers: int) -> None:

@@ -23,7 +23,7 @@ from PIL import Image as Pillow
 from PIL.PngImagePlugin import PngInfo
 
 from staged_pool.runtime.models.images.containers import FREE_READS, MAX_PACKED, MAX_RUN_BYTES, MAX_RUN_PIXELS
-from staged_pool.runtime.models.images.decode import MAX_SCANS, MAX_TABLE_BYTES, Encoded, Limits
+from staged_pool.runtime.models.images.decode import MAX_SCANS, MAX_TABLE_BYTES, Encoded, ImageLimits
 from staged_pool.runtime.models.images.formats import FORMATS
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, decodable, read_structure
 from staged_pool.runtime.requests import Image
@@ -42,10 +42,10 @@ from tests.models.images.drawing import (
 )
 
 SMALL: dict[str, bytes] = {format: encode(drawing(24, 24), format) for format in FORMATS}
-LIMITS = Limits(image_bytes=20 * 2**20, pixels=64_000_000)
+LIMITS = ImageLimits(image_bytes=20 * 2**20, pixels=64_000_000)
 
 
-def decode(data: bytes, limits: Limits = LIMITS, **options: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def decode(data: bytes, limits: ImageLimits = LIMITS, **options: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     decoded = Encoded(data, limits).decode(**options)
     assert decoded.mode == "RGB"
     return np.asarray(decoded)
@@ -53,12 +53,12 @@ def decode(data: bytes, limits: Limits = LIMITS, **options: Any) -> np.ndarray[A
 
 def outcome(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | InvalidInput:
     try:
-        return decode(data, Limits(2**20, 10_000))
+        return decode(data, ImageLimits(2**20, 10_000))
     except InvalidInput as error:
         return error
 
 
-def rejection(data: bytes, limits: Limits = LIMITS) -> InvalidInput:
+def rejection(data: bytes, limits: ImageLimits = LIMITS) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         decode(data, limits)
     return caught.value
@@ -367,13 +367,13 @@ def test_a_bomb_takes_no_memory() -> None:
     # In a process of its own: what was taken at most can only be asked for since its beginning.
     program = """
 import resource, sys, zlib
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.stages.errors import TooLarge
 from tests.models.images.drawing import png
 bomb = png(20000, 20000, data=bytes(100 * 60001))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    Encoded(bomb, Limits(20 * 2**20, 64_000_000)).decode()
+    Encoded(bomb, ImageLimits(20 * 2**20, 64_000_000)).decode()
 except TooLarge:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
@@ -386,18 +386,18 @@ def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
         warnings.simplefilter("error")
         data = encode(Pillow.new("1", (10_000, 9000)))  # Pillow would warn from 89 million on
         assert type(rejection(data)) is TooLarge
-        assert decode(data, Limits(20 * 2**20, 90_000_000)).shape == (9000, 10_000, 3)
+        assert decode(data, ImageLimits(20 * 2**20, 90_000_000)).shape == (9000, 10_000, 3)
     small = encode(drawing(10, 10))
-    assert decode(small, Limits(2**20, 100)).shape == (10, 10, 3)
-    assert type(rejection(small, Limits(2**20, 99))) is TooLarge
+    assert decode(small, ImageLimits(2**20, 100)).shape == (10, 10, 3)
+    assert type(rejection(small, ImageLimits(2**20, 99))) is TooLarge
 
 
 def test_an_image_above_the_limit_of_bytes_is_rejected() -> None:
     data = encode(drawing(10, 10))
-    rejected = rejection(data, Limits(len(data) - 1, 1000))
+    rejected = rejection(data, ImageLimits(len(data) - 1, 1000))
     assert type(rejected) is TooLarge
     assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(rejected)
-    assert decode(data, Limits(len(data), 1000)).shape == (10, 10, 3)
+    assert decode(data, ImageLimits(len(data), 1000)).shape == (10, 10, 3)
 
 
 def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_rejected() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.testing import assert_array_equal
 from PIL import Image as Pillow
 
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS, Decoded
 from staged_pool.runtime.models.images.fast_processor import begins_with_columns, read_fast
 from staged_pool.runtime.models.images.scale import Scale
@@ -98,6 +98,6 @@ def test_a_transparent_colour_of_sixteen_bits_is_found_in_every_strip() -> None:
 
     clear, near = (0x1234, 0x5678, 0x9ABC), (0x1234, 0x5679, 0x9ABC)
     data = _grey_or_rgb(16, clear, near, clear=clear, interlaced=False)
-    decoded = Encoded(data, Limits(10**6, 10**6)).load((1, 2, 3))
+    decoded = Encoded(data, ImageLimits(10**6, 10**6)).load((1, 2, 3))
     parts = [np.asarray(decoded.part((left, 0, left + 1, 1)))[0, 0].tolist() for left in range(2)]
     assert parts == [[1, 2, 3], [0x12, 0x56, 0x9A]]

@@ -81,12 +81,12 @@ from pathlib import Path
 from staged_pool.api.commands.process import prepare_environment
 prepare_environment(offline=True)
 from perf.image_memory import png, resident_bytes
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.settings import read_image_settings
 settings = read_image_settings(Path(sys.argv[1]))
 def read(edge):
-    read_fast(Encoded(large if edge > 500 else small, Limits(2**30, 2**30)).load(), (224, 224), settings)
+    read_fast(Encoded(large if edge > 500 else small, ImageLimits(2**30, 2**30)).load(), (224, 224), settings)
 small, large = png(8, 6)(500), png(8, 6)(5000)
 before = []
 for edge in (500, 5000):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 
 SIZE: Final = (11, 13)
 BACKGROUND: Final = (9, 99, 199)
@@ -83,6 +83,6 @@ def test_every_form_shows_the_pixels_that_it_stands_for(kind: int, depth: int, c
         chunks += chunk(b"tRNS", struct.pack(f">{len(chosen)}H", *chosen.tolist()))
         alpha = np.where((samples == chosen).all(axis=-1), 0, 255)
     data = png(samples, depth, kind, chunks, interlaced=interlaced)
-    found = np.asarray(Encoded(data, Limits(10**6, 10**6)).decode(BACKGROUND)).astype(float)
+    found = np.asarray(Encoded(data, ImageLimits(10**6, 10**6)).decode(BACKGROUND)).astype(float)
     wanted = (colours * alpha[..., None] + np.array(BACKGROUND) * (255 - alpha[..., None])) / 255
     assert np.abs(found - wanted).max() <= 1.01
