@@ -333,7 +333,7 @@ class EngineConfig:
     )
     max_requests: int = setting(
         1024,
-        "Requests inside at once. One more is rejected with 429.",
+        "Requests in flight at once. One more is rejected with 429.",
         group="Limits",
         basic=True,
         low=1,
@@ -341,14 +341,14 @@ class EngineConfig:
     )
     max_items: int = setting(
         32768,
-        "Items inside at once, over all requests. A request beyond that is rejected with 429.",
+        "Items in flight at once, over all requests. A request beyond that is rejected with 429.",
         group="Limits",
         low=1,
         more="An item is one text, pair or image.",
     )
     max_tokens: int = setting(
         4 * 2**20,
-        "Tokens inside at once, over all requests.",
+        "Tokens in flight at once, over all requests.",
         group="Limits",
         low=1,
         has_flag=False,
@@ -374,7 +374,7 @@ class EngineConfig:
     )
     max_bytes: int = setting(
         256 * 2**20,
-        "Bytes of request bodies inside at once.",
+        "Bytes of request bodies in flight at once.",
         group="Limits",
         low=1,
         has_flag=False,
@@ -395,7 +395,7 @@ class EngineConfig:
     )
     coalesce: bool = setting(
         True,
-        "Run equal inputs that are inside at the same time through the device once.",
+        "Run equal inputs that are in flight at the same time through the device once.",
         group="Caching",
         more="Inputs are equal if they become the same tokens or the same pixels. "
         "They are shared within one tenant and priority.",

@@ -20,18 +20,18 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """Amounts inside one lane: texts, or inputs with images."""
+    """Amounts in flight in one lane: texts, or inputs with images."""
 
     tokens: int
     drain_s: float
-    """Predicted seconds for everything inside it."""
+    """Predicted seconds for everything in flight in it."""
     lag_s: float
     """Mean time of recent requests beyond the prediction, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """Amounts inside the engine, and their limits."""
+    """Amounts in flight, and their limits."""
 
     requests: int
     max_requests: int
@@ -53,13 +53,13 @@ class AdmissionStatistics:
     tenant, or for bulk work.
     """
     drain_s: float
-    """Predicted seconds for everything inside, in the slowest lane."""
+    """Predicted seconds for everything in flight, in the slowest lane."""
     lag_s: float
     """Mean time of recent requests beyond the prediction, in seconds, in the worst lane."""
     bytes_per_token: float
     """Bytes of a text for each token, as learned."""
     tenants: int
-    """Tenants with requests inside. One with requests of both priorities counts twice."""
+    """Tenants with requests in flight. One with requests of both priorities counts twice."""
     lanes: Mapping[str, LaneStatistics]
 
 
@@ -68,7 +68,7 @@ class PriorityStatistics:
     """Requests of one priority, by where they wait."""
 
     requests: int
-    """Requests inside the engine."""
+    """Requests in flight."""
     waiting_requests: int
     """Requests with inputs that wait in front of preprocess."""
     waiting_items: int

@@ -1,4 +1,4 @@
-"""Feeding: the fair queue in front of preprocess, and the limit on tokens inside."""
+"""Feeding: the fair queue in front of preprocess, and the limit on fed tokens."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class EngineRegistry:
             self._closed_for = ""
 
     def close(self, reason: str) -> None:
-        """Reject new requests from now on, with this reason; requests inside continue."""
+        """Reject new requests from now on, with this reason; requests in flight continue."""
         self._closed_for = reason
         self.leaving = True
 

@@ -189,7 +189,9 @@ def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
 
 
 def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
-    inside = GaugeMetricFamily("staged_pool_admission_inside", "Current use of the engine, by unit", labels=("unit",))
+    in_flight = GaugeMetricFamily(
+        "staged_pool_admission_inside", "Current use of the engine, by unit", labels=("unit",)
+    )
     limit = GaugeMetricFamily("staged_pool_admission_limit", "Maximum use of the engine, by unit", labels=("unit",))
     for unit, value, most in (
         ("requests", admission.requests, admission.max_requests),
@@ -197,19 +199,21 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
         ("tokens", admission.tokens, admission.max_tokens),
         ("body_bytes", admission.body_bytes, admission.max_bytes),
     ):
-        inside.add_metric((unit,), value)
+        in_flight.add_metric((unit,), value)
         limit.add_metric((unit,), most)
-    yield from (inside, limit)
+    yield from (in_flight, limit)
     yield _counter("admitted", "Requests admitted", admission.admitted)
     yield _counters("refused", "Requests rejected by admission, by limit", "limit", admission.refused)
     yield _gauge(
-        "drain_seconds", "Predicted seconds until all requests inside are done, in the slowest lane", admission.drain_s
+        "drain_seconds",
+        "Predicted seconds until all requests in flight are done, in the slowest lane",
+        admission.drain_s,
     )
     yield _gauge("lag_seconds", "Seconds by which recent requests took longer than predicted", admission.lag_s)
-    yield _gauge("tenants", "Tenants with requests inside, summed over priorities", admission.tenants)
+    yield _gauge("tenants", "Tenants with requests in flight, summed over priorities", admission.tenants)
     labels = ("lane",)
     tokens = GaugeMetricFamily(
-        "staged_pool_lane_tokens", "Tokens inside a lane, estimated until tokenized", labels=labels
+        "staged_pool_lane_tokens", "Tokens in flight in a lane, estimated until tokenized", labels=labels
     )
     drain = GaugeMetricFamily(
         "staged_pool_lane_drain_seconds", "Predicted seconds until a lane is empty", labels=labels
@@ -224,7 +228,7 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
 
 def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator[Metric]:
     labels = ("priority",)
-    requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests inside, by priority", labels=labels)
+    requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests in flight, by priority", labels=labels)
     gate = GaugeMetricFamily(
         "staged_pool_priority_gate_requests", "Requests with inputs that wait for preprocess", labels=labels
     )

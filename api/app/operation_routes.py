@@ -94,8 +94,8 @@ class OperationRoutes:
         )
 
     async def _load(self, call: Call) -> Answer:
-        inside = sum(statistics.admission.requests for statistics in self._registry.statistics().values())
-        return Answer(dump({"server_load": inside}))
+        in_flight = sum(statistics.admission.requests for statistics in self._registry.statistics().values())
+        return Answer(dump({"server_load": in_flight}))
 
     async def _metrics_text(self, call: Call) -> Answer:
         return Answer(self._metrics.text(), content_type=METRICS_TYPE)

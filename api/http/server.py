@@ -65,8 +65,8 @@ async def serve(
     """Run a server until it is told to stop. It handles the signals of the process, and may end the process.
 
     The first SIGTERM, SIGINT or SIGHUP drains the server. `/ready` turns 503, new requests are rejected, requests
-    inside have `drain_timeout_s` to finish, then the connections close. A second signal ends the process at once, and
-    so does a shutdown that takes too long.
+    in flight have `drain_timeout_s` to finish, then the connections close. A second signal ends the process at once,
+    and so does a shutdown that takes too long.
 
     Args:
         config: Settings of HTTP; `listener` stands for its host and port.
@@ -119,7 +119,7 @@ class Server:
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or an engine fails.
 
-        Cancellation drops the requests inside. To let them finish, call `close()`.
+        Cancellation drops the requests in flight. To let them finish, call `close()`.
 
         Args:
             listener: See `serve`.
@@ -151,11 +151,11 @@ class Server:
             background.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Reject new requests, finish those inside, and make `run()` return."""
+        """Reject new requests, finish those in flight, and make `run()` return."""
         self.registry.close("the server is draining")
         engines = self.registry.engines
         if not engines:
-            # No request is inside, and loading cannot be interrupted: there is no work to wait for.
+            # No request is in flight, and loading cannot be interrupted: there is no work to wait for.
             self._end_process_after(GRACE_S, exit_code=0)
         else:
             self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)

@@ -174,7 +174,7 @@ PEERS: Final = (
         dialect=dialects.OPENAI,
         health="/-/healthz",
         variables={"RAY_USAGE_STATS_ENABLED": "0"},
-        settings="`@serve.batch` of up to 32 requests, 10 ms; one replica with all cores; 1,000 requests inside",
+        settings="`@serve.batch` of up to 32 requests, 10 ms; one replica with all cores; 1,000 requests in flight",
     ),
     Peer(
         name="bentoml",

@@ -87,10 +87,10 @@ class Sample:
     @classmethod
     def of(cls, server: Server, at_s: float) -> Sample:
         (engine,) = msgspec.json.decode(server.wait_ok("/stages").body, type=_Stages).models.values()
-        inside = engine.admission
+        admission = engine.admission
         gauges: dict[str, float] = {
-            "requests": inside.requests, "items": inside.items, "tokens": inside.tokens,
-            "body_bytes": inside.body_bytes, "drain_s": inside.drain_s,
+            "requests": admission.requests, "items": admission.items, "tokens": admission.tokens,
+            "body_bytes": admission.body_bytes, "drain_s": admission.drain_s,
         }  # fmt: skip
         for stage in engine.stages:
             gauges |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}

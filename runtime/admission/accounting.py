@@ -1,4 +1,4 @@
-"""The account of everything inside the engine, by priority, tenant and request.
+"""The account of everything in flight, by priority, tenant and request.
 
 There is one account of tokens. By it admission admits requests, and feeding lets inputs into preprocess.
 """
@@ -31,7 +31,7 @@ NEGLIGIBLE: Final = 1e-6
 
 
 class UsageTotals:
-    """Amounts that several requests have inside, in sum."""
+    """Amounts that several requests have in flight, in sum."""
 
     __slots__ = ("body_bytes", "items", "requests", "tokens")
 
@@ -58,7 +58,7 @@ class LaneUsage:
 
     def __init__(self, tokens: float, inputs: int) -> None:
         self.tokens = tokens
-        """Tokens inside: the true number for tokenized inputs, and an estimate for the others."""
+        """Tokens in flight: the true number for tokenized inputs, and an estimate for the others."""
         self.unprepared = inputs
         self.estimate = tokens / inputs if inputs else 0.0
         """Estimated tokens of one input that is not tokenized yet."""
@@ -81,7 +81,7 @@ class Reservation:
         "counted_in",
         "entered_at",
         "expected_s",
-        "is_inside",
+        "is_in_flight",
         "items",
         "lane",
         "lanes",
@@ -104,7 +104,7 @@ class Reservation:
         self.counted_in = counted_in
         """The sums that it counts in: of all requests, of its priority, and of its tenant in that."""
         self.came_alone = counted_in[-1].requests == 0
-        """Its tenant had nothing else inside."""
+        """Its tenant had nothing else in flight."""
         self.body_bytes = body_bytes
         self.answer: AnswerMemory | None = None
         """Memory of the answer. None: no answer is expected yet."""
@@ -115,12 +115,12 @@ class Reservation:
         """The lane that determines its delay."""
         self.expected_s = expected_s
         """Predicted seconds to its answer, at its arrival."""
-        self.is_inside = True
+        self.is_in_flight = True
         """False once it is given back. Items of a caller who left may move on for a while, uncounted."""
 
     @property
     def tokens(self) -> float:
-        """Tokens inside, in all lanes."""
+        """Tokens in flight, in all lanes."""
         return sum([usage.tokens for usage in self.lanes.values()])
 
     def tokens_of(self, lane: Hashable, inputs: int) -> int:
@@ -134,30 +134,30 @@ class Reservation:
         A request may have as many tokens fed as remain free in the lane: a dynamic threshold (Choudhury and Hahne,
         1998). So there is always room for one more request. If nothing is fed, a list of any size may go.
         """
-        if not self.is_inside or (usage := self.lanes.get(cast(Lane, lane))) is None:
+        if not self.is_in_flight or (usage := self.lanes.get(cast(Lane, lane))) is None:
             return True
         fed = self._in_flight.fed[cast(Lane, lane)]
         return not fed or usage.fed + inputs * usage.estimate <= self._in_flight.fed_limits[cast(Lane, lane)] - fed
 
     def fed(self, lane: Hashable, inputs: int) -> None:
         """See `Load.fed`."""
-        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+        if self.is_in_flight and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             self._in_flight.feed(usage, cast(Lane, lane), inputs * usage.estimate)
 
     def tokenized(self, lane: Hashable, tokens: int) -> None:
         """See `Load.tokenized`."""
-        if self.is_inside:
+        if self.is_in_flight:
             self._in_flight.tokenized(self, cast(Lane, lane), tokens)
 
     def computed(self, lane: Hashable, tokens: int) -> None:
         """See `Load.computed`."""
-        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+        if self.is_in_flight and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.computed += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """See `Load.adjust_tokens`."""
-        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+        if self.is_in_flight and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.skipped += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
@@ -171,7 +171,7 @@ class Reservation:
 
 
 class InFlight:
-    """Everything that has entered and not left.
+    """Sums of all requests in flight: admitted, and not answered, failed or abandoned yet.
 
     Args:
         fed_limits: Most tokens between feeding and the end of their forward, by lane.
@@ -191,7 +191,7 @@ class InFlight:
         """Inputs that are not tokenized yet, by lane."""
         self.priorities = {priority: UsageTotals(self._lanes) for priority in Priority}
         self.tenants: dict[Priority, dict[Hashable, UsageTotals]] = {priority: {} for priority in Priority}
-        """Tenants that have something inside, by priority."""
+        """Tenants that have something in flight, by priority."""
 
     def enter(
         self,
@@ -276,7 +276,7 @@ class InFlight:
             self.correct(reservation, lane, tokens - usage.estimate)
 
     def correct(self, reservation: Reservation, lane: Lane, tokens: float) -> None:
-        """Add tokens to a request, inside and fed; a negative number subtracts them."""
+        """Add tokens to a request, in flight and fed; a negative number subtracts them."""
         if (usage := reservation.lanes.get(lane)) is not None:
             usage.tokens += tokens
             self._count(reservation, lane, tokens)
@@ -284,7 +284,7 @@ class InFlight:
 
     def leave(self, reservation: Reservation) -> None:
         """Remove a request and all its amounts."""
-        reservation.is_inside = False
+        reservation.is_in_flight = False
         for usage in reservation.counted_in:
             usage.requests -= 1
             usage.items -= reservation.items

@@ -138,16 +138,18 @@ class Admission:
             return None
         lane, expected_s = expected
         wanted = (1, 1, sum([guess.tokens for guess in guesses.values()]), body_bytes)
-        inside = self.in_flight.total.limited
+        in_flight = self.in_flight.total.limited
         for place, allowed in enumerate(self._allowed):
-            if inside[place] + wanted[place] > allowed:
+            if in_flight[place] + wanted[place] > allowed:
                 limit = LIMITS[place]
                 return self._reject(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
-        if self._has_classes and (whose := self._beyond_part(inside, wanted, request_class)) is not None:
+        if self._has_classes and (whose := self._beyond_part(in_flight, wanted, request_class)) is not None:
             return self._reject("part", f"{whose} has reached its share of the server's limit.", lane)
         return self._too_late(lane, expected_s, request_class)
 
-    def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], request_class: RequestClass) -> str | None:
+    def _beyond_part(
+        self, in_flight: Sequence[float], wanted: Sequence[float], request_class: RequestClass
+    ) -> str | None:
         """Return the name of a share of a limit that the request would exceed: bulk work or its tenant.
 
         The share is `TIMES_FREE` times the free rest, so that the next caller always finds some room.
@@ -162,7 +164,7 @@ class Admission:
         if request_class.priority is Priority.BULK:
             parts = {"Bulk work": [self.in_flight.priorities[Priority.BULK]], **parts}
         for whose, usages in parts.items():
-            for place, (allowed, has, more) in enumerate(zip(self._allowed, inside, wanted, strict=True)):
+            for place, (allowed, has, more) in enumerate(zip(self._allowed, in_flight, wanted, strict=True)):
                 own = sum([usage.limited[place] for usage in usages])
                 if own and own + more > TIMES_FREE * (allowed - has - more):
                     return whose
@@ -193,7 +195,7 @@ class Admission:
             account.take(reservation, name)
         known = self._estimates.known(reservation.body_bytes, inputs)
         expected = {
-            name: self._delay_s(name, tokens, inputs[name], reservation.request_class, is_inside=True)
+            name: self._delay_s(name, tokens, inputs[name], reservation.request_class, is_in_flight=True)
             for name, tokens in known.items()
         }
         for name, tokens in known.items():
@@ -252,7 +254,7 @@ class Admission:
         return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(request_class))
 
     def _delay_s(
-        self, lane: Lane, tokens: float, inputs: int, request_class: RequestClass, *, is_inside: bool = False
+        self, lane: Lane, tokens: float, inputs: int, request_class: RequestClass, *, is_in_flight: bool = False
     ) -> float:
         """Return the seconds of a lane for a request and the work ahead of it."""
         priority, tenants = (
@@ -261,14 +263,14 @@ class Admission:
         )
         before, others_have = tokens, priority.tokens[lane]
         if (own := tenants.get(request_class.tenant)) is not None:
-            before += min(own.tokens[lane], (own.requests - is_inside) * tokens)
+            before += min(own.tokens[lane], (own.requests - is_in_flight) * tokens)
             others_have -= own.tokens[lane]
         before += min(others_have, (len(tenants) - (own is not None)) * before)
         if request_class.priority is Priority.INTERACTIVE:
             before += min(self.in_flight.priorities[Priority.BULK].tokens[lane], before / INTERACTIVE_WEIGHT)
         else:
             before += min(self.in_flight.priorities[Priority.INTERACTIVE].tokens[lane], before * INTERACTIVE_WEIGHT)
-        others = self.in_flight.total.requests - is_inside
+        others = self.in_flight.total.requests - is_in_flight
         return self._lanes[lane].service_time.drain_s(
             before, min(self.in_flight.unprepared[lane], others * inputs) + inputs
         )
@@ -288,7 +290,7 @@ class Admission:
         self._rejected_at = self._clock()
 
     def _drain_s(self, lane: Lane) -> float:
-        """Return the seconds that a lane needs for everything inside."""
+        """Return the seconds that a lane needs for everything in flight."""
         return self._lanes[lane].service_time.drain_s(
             self.in_flight.total.tokens[lane], self.in_flight.unprepared[lane]
         )
@@ -298,11 +300,11 @@ class Admission:
         return bool(self._rejected) and self._clock() - self._rejected_at < EXPECTED_S
 
     def requests_of(self, priority: Priority) -> int:
-        """Return the number of requests of a priority inside."""
+        """Return the number of requests of a priority in flight."""
         return self.in_flight.priorities[priority].requests
 
     def statistics(self) -> AdmissionStatistics:
-        """Return a snapshot of the amounts inside, and of the limits."""
+        """Return a snapshot of the amounts in flight, and of the limits."""
         total, config = self.in_flight.total, self._config
         lanes: dict[str, LaneStatistics] = {
             lane: LaneStatistics(

@@ -16,7 +16,7 @@ class LanePrediction:
     def __init__(self, service_time: LaneServiceTime) -> None:
         self.service_time = service_time
         self._lag_s = dict.fromkeys(Priority, 0.0)
-        """Mean lag by priority, in seconds, of requests whose tenant had nothing else inside.
+        """Mean lag by priority, in seconds, of requests whose tenant had nothing else in flight.
 
         The lag is the time beyond the prediction.
         """
@@ -41,7 +41,7 @@ class LanePrediction:
             self._lag_s[request_class.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
 
     def catch_up(self, request_class: RequestClass | None = None) -> None:
-        """Reset the lag of a class that has nothing inside, or of all classes."""
+        """Reset the lag of a class that has nothing in flight, or of all classes."""
         if request_class is not None:
             self._own_lag_s.pop(request_class, None)
             return

@@ -15,12 +15,12 @@ from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_api import EngineApi
+from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_for_scope
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
 from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.engine.pipeline import Pipeline
 from staged_pool.runtime.engine.request_planner import RequestPlanner
-from staged_pool.runtime.engine.requests_inside import RequestsInside, wait_for_scope
 from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter
 from staged_pool.runtime.memory.answers import AnswerMemory
@@ -98,7 +98,7 @@ class Engine(EngineApi, TokenApi):
         )
         self._planner.obstruction = self._pipeline.obstruction
         self._admission.in_flight.room_freed = lambda lane: self._pipeline.feeds[lane].grant()
-        self._requests = RequestsInside(self._pipeline, self._admission)
+        self._requests = FollowedRequests(self._pipeline, self._admission)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._pipeline, self._requests, offloads, memory)
 
@@ -305,9 +305,9 @@ class Engine(EngineApi, TokenApi):
         return await self._requests.run_call(reservation, self._preprocess_offloads[lane], call, argument)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop admitting requests at once, and wait until no request is inside.
+        """Stop admitting requests at once, and wait until no request is in flight.
 
-        After `timeout_s` seconds the requests that are still inside fail with `EngineStopped`.
+        After `timeout_s` seconds the requests that are still in flight fail with `EngineStopped`.
         """
         self._host.check(_SUBJECT)
         await self._life.drain(timeout_s)

@@ -9,8 +9,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.pipeline import Pipeline
-from staged_pool.runtime.engine.requests_inside import RequestsInside
 from staged_pool.runtime.memory.governor import MemoryGovernor, Pressure
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import EngineStopped
@@ -24,13 +24,13 @@ log = get_logger("staged_pool.engine")
 class Lifecycle:
     """Runs the pipeline of an engine from its start to its end.
 
-    There are three ends: a drain finishes the requests inside, a stop cancels them, and a stage that gives up breaks
+    There are three ends: a drain finishes the requests in flight, a stop cancels them, and a stage that gives up breaks
     the engine. After each of them every ticket is settled.
 
     Args:
         config: Drain timeout and preprocess alarm.
         pipeline: The stages.
-        requests: The requests inside.
+        requests: The requests in flight.
         offloads: Thread pools whose calls may hang.
         memory: Tells of memory pressure.
     """
@@ -39,7 +39,7 @@ class Lifecycle:
         self,
         config: EngineConfig,
         pipeline: Pipeline,
-        requests: RequestsInside,
+        requests: FollowedRequests,
         offloads: Collection[Offload],
         memory: MemoryGovernor,
     ) -> None:

@@ -249,7 +249,7 @@ class Pipeline:
         )
 
     def priority_statistics(self, priority: Priority, *, requests: int) -> PriorityStatistics:
-        """Return the statistics of one priority, given the number of its requests inside."""
+        """Return the statistics of one priority, given the number of its requests in flight."""
         waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
         waits = [stage.results.waits[priority].snapshot() for stage in self.batch.values()]
         return PriorityStatistics(

@@ -66,7 +66,7 @@ class RequestPlanner:
         if "image" in lanes:
             check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         reservation = cast(Reservation, ticket.load)
-        if reservation.is_inside:
+        if reservation.is_in_flight:
             self._admission.count_items(reservation, lanes)
             if reservation.answer is not None:
                 is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)

@@ -87,8 +87,8 @@ class Served:
         return engine
 
     @property
-    def inside(self) -> int:
-        """Requests inside the engine."""
+    def in_flight(self) -> int:
+        """Requests in flight."""
         return self.engine.statistics().admission.requests
 
     def client(self, **settings: Any) -> httpx.AsyncClient:
@@ -104,11 +104,11 @@ class Served:
             return await read_to_end(stream)
 
     async def assert_alive(self) -> None:
-        """It answers a request, and nothing of earlier ones is left inside."""
+        """It answers a request, and nothing of earlier ones is left in flight."""
         async with self.client() as client:
             response = await client.post("/v1/embeddings", json={"input": "alive"})
         assert response.status_code == 200
-        await until(lambda: self.inside == 0)
+        await until(lambda: self.in_flight == 0)
 
 
 @asynccontextmanager

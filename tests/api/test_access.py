@@ -410,7 +410,7 @@ async def test_an_unknown_path_is_logged_in_short(logged: list[EventDict]) -> No
 async def test_the_lines_can_be_left_out(logged: list[EventDict]) -> None:
     async with serving(engine_on(LetterModel()), access_log=False) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": "a"})
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         numbers = (await client.get("/metrics")).text
     assert not lines(logged)
     assert 'staged_pool_http_requests_total{path_taken="fast",route="/v1/embeddings",status="200"} 1.0' in numbers

@@ -55,7 +55,7 @@ class Child:
     def wait_ready(self, status: int = 200) -> None:
         self.wait_until(lambda: self.get("/ready")[0] == status)
 
-    def wait_inside(self, requests: int) -> None:
+    def wait_in_flight(self, requests: int) -> None:
         self.wait_until(lambda: bool(self.get("/stages")[1]["models"]["letters"]["admission"]["requests"] == requests))
 
     def open_gate(self) -> None:
@@ -71,7 +71,7 @@ class Child:
 
     def assert_serves(self) -> None:
         assert answer(self.send("alive"))[0] == 200
-        self.wait_inside(0)
+        self.wait_in_flight(0)
 
 
 def answer(stream: socket.socket) -> tuple[int, Any]:

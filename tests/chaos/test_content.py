@@ -395,7 +395,7 @@ async def test_row_39_one_poisonous_request_among_32_of_a_batch_fails_and_the_31
             await gate.arrived()
             for text in (*good, "poison"):
                 tasks.start_soon(ask, text)
-            await eventually(lambda: fire.served.inside == 33)
+            await eventually(lambda: fire.served.in_flight == 33)
             if stage == "forward":  # the first lies in the hands of the device, and the others wait for it
                 await eventually(lambda: len(fire.seen) == 33)
             gate.open()

@@ -300,10 +300,10 @@ async def test_row_48_fetches_have_a_limit_of_their_own_behind_which_nothing_els
 
         for _ in range(hung):
             tasks.start_soon(ask)
-        await until(lambda: fire.served.inside == hung and host.open_now == 2)
+        await until(lambda: fire.served.in_flight == hung and host.open_now == 2)
         vectors(await client.post("/v1/embeddings", json=body(SOLE)))
         assert (await client.post("/v1/embeddings", json={"input": "a text"})).status_code == 200
         assert (await client.get("/health")).status_code == 200
-        assert (fire.served.inside, host.open_now, host.connections) == (hung, 2, 2)
+        assert (fire.served.in_flight, host.open_now, host.connections) == (hung, 2, 2)
         left.set()
     assert statuses == [502] * hung  # the host hung up

@@ -351,7 +351,7 @@ async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_n
             await stream.send(post(json.dumps(body(*mine)).encode()))
             await gate.arrived()
             await until(lambda: len(begun) == WORKERS)
-        await until(lambda: served.inside == 0)  # though two threads still hold its images
+        await until(lambda: served.in_flight == 0)  # though two threads still hold its images
         assert served.engine.statistics().cancelled == {"preprocess_images": 1}
         await served.assert_alive()
         gate.open()
@@ -383,9 +383,9 @@ async def test_an_image_of_ten_requests_is_decoded_once_whichever_of_them_leaves
         async with anyio.create_task_group() as tasks:
             for _ in range(8):
                 tasks.start_soon(ask)
-            await until(lambda: served.inside == 10)
+            await until(lambda: served.in_flight == 10)
             await leaving[leaver].aclose()
-            await until(lambda: served.inside == 9)
+            await until(lambda: served.in_flight == 9)
             gate.open()
         stays = leaving[1 - leaver]
         assert b" 200 " in (await read_answer(stays)).split(b"\r\n")[0]

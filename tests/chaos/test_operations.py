@@ -405,7 +405,7 @@ def test_row_50_a_lost_device_fails_everything_inside_and_ends_the_process(backe
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         held = server.send("hold")
-        server.wait_inside(1)
+        server.wait_in_flight(1)
         assert answer(server.send("lose"))[0] == 503
         assert answer(held)[0] == 503
         server.open_gate()
@@ -416,7 +416,7 @@ def test_row_51_a_device_that_hangs_fails_everything_inside_and_ends_the_process
     with child("hang", backend, tmp_path) as server:
         server.wait_ready()
         held = server.send("hold")
-        server.wait_inside(1)  # they would be tokenized together
+        server.wait_in_flight(1)  # they would be tokenized together
         hung = server.send("hang")
         assert answer(hung)[0] == 503
         assert answer(held)[0] == 503
@@ -439,7 +439,7 @@ def test_row_54_a_loaded_server_answers_what_is_inside_and_rejects_the_rest(back
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         held = server.send("hold")
-        server.wait_inside(1)
+        server.wait_in_flight(1)
         server.process.send_signal(signal.SIGTERM)
         server.wait_ready(503)
         assert answer(server.send("late"))[0] == 503
@@ -452,7 +452,7 @@ def test_row_54_a_second_sigterm_ends_the_process_at_once(backend: str, tmp_path
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         server.send("hold")
-        server.wait_inside(1)
+        server.wait_in_flight(1)
         server.process.send_signal(signal.SIGTERM)
         server.wait_ready(503)
         server.process.send_signal(signal.SIGTERM)

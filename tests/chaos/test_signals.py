@@ -98,7 +98,7 @@ def test_row_56_a_server_that_may_open_nothing_more_lives_until_it_may(server: C
     kept.sendall(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
     assert kept.recv(2**16).startswith(b"HTTP/1.1 200")
     busy = server.send("hold")
-    server.wait_inside(1)
+    server.wait_in_flight(1)
     with limited(server, resource.RLIMIT_NOFILE, open_files(server)):
         late = [server.send("late") for _ in range(4)]
         server.open_gate()
@@ -140,7 +140,7 @@ def test_row_54_signals_that_ask_for_nothing_or_for_stacks_end_nothing(any_serve
     any_server.process.send_signal(signal.SIGPIPE)
     any_server.process.send_signal(signal.SIGUSR2)
     held = any_server.send("hold")
-    any_server.wait_inside(1)
+    any_server.wait_in_flight(1)
     before = log(any_server).count("in preprocess")
 
     def is_told() -> bool:
@@ -155,7 +155,7 @@ def test_row_54_signals_that_ask_for_nothing_or_for_stacks_end_nothing(any_serve
 
 def test_row_54_a_terminal_that_is_closed_ends_it_after_what_is_inside(any_server: Child) -> None:
     held = any_server.send("hold")
-    any_server.wait_inside(1)
+    any_server.wait_in_flight(1)
     any_server.process.send_signal(signal.SIGHUP)
     any_server.wait_ready(503)
     any_server.open_gate()

@@ -132,10 +132,10 @@ async def test_rows_24_and_25_a_client_that_leaves_gives_its_room_back_at_once(
     gate = fire.gate(stage)
     with plain_sockets(fire, 1, EMBED) as [connection]:
         await gate.arrived()
-        assert fire.served.inside == 1
+        assert fire.served.in_flight == 1
         started = time.perf_counter()
         leave(connection)
-        await eventually(lambda: fire.served.inside == 0)
+        await eventually(lambda: fire.served.in_flight == 0)
         assert time.perf_counter() - started < 5
     assert sum(fire.served.engine.statistics().cancelled.values()) == 1
 
@@ -159,7 +159,7 @@ async def test_row_24_leaving_in_a_queue_spares_the_device_the_work(fire: UnderF
         await gate.arrived()
         with plain_sockets(fire, 10, post(b'{"input":"leaves"}')):
             await eventually(lambda: fire.seen.count("leaves") == 10)
-        await eventually(lambda: fire.served.inside == 1)
+        await eventually(lambda: fire.served.in_flight == 1)
         gate.open()
     assert [answer.status_code for answer in answers] == [200]
     assert fire.computed == ["stays"]
@@ -181,7 +181,7 @@ async def test_row_24_those_in_the_same_batch_as_a_client_who_left_are_answered(
             second = fire.gate("forward")
             first.open()
             await second.arrived()
-        await eventually(lambda: fire.served.inside == 2)
+        await eventually(lambda: fire.served.in_flight == 2)
         second.open()
     assert batch == [200, 200, 200]
     assert sorted(fire.computed) == ["b", "c", "first", "leaves"]
@@ -196,7 +196,7 @@ async def test_row_24_leaving_while_the_answer_is_sent_harms_nobody(
             await anyio.wait_readable(connection)
             leave(connection)
         await eventually(lambda: fire.served.server.state.connections == 0)
-    assert (fire.served.inside, fire.served.server.state.connections) == (0, 0)
+    assert (fire.served.in_flight, fire.served.server.state.connections) == (0, 0)
 
 
 async def test_row_24_a_reset_stream_cancels_its_request_and_no_other(fire: UnderFire) -> None:
@@ -205,10 +205,10 @@ async def test_row_24_a_reset_stream_cancels_its_request_and_no_other(fire: Unde
         client = Http2(stream)
         for stream_id in (1, 3):
             await client.request(stream_id, path=b"/v1/embeddings", body=BODY)
-        await eventually(lambda: fire.served.inside == 2)
+        await eventually(lambda: fire.served.in_flight == 2)
         client.h2.reset_stream(1)
         await client.flush()
-        await eventually(lambda: fire.served.inside == 1)
+        await eventually(lambda: fire.served.in_flight == 1)
         gate.open()
         assert (await client.ends(3))[3] == "200"
 
@@ -218,11 +218,11 @@ async def test_row_26_a_storm_of_resets_on_a_full_engine_frees_every_place() -> 
         gate = fire.gate()
         for _ in range(3):
             with plain_sockets(fire, 40, EMBED) as sockets:
-                await eventually(lambda: fire.served.inside == 20)
+                await eventually(lambda: fire.served.in_flight == 20)
                 await eventually(lambda: fire.served.server.state.requests == 20)
                 for connection in sockets:
                     reset(connection)
-                await eventually(lambda: fire.served.inside == 0)
+                await eventually(lambda: fire.served.in_flight == 0)
         gate.open()
         await fire.assert_unharmed()
 

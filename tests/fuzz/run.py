@@ -65,9 +65,9 @@ def fuzz(
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Wrong(done.stdout + done.stderr)
-        inside = _get(f"{url}/load")["server_load"]
-        if inside or not _get(f"{url}/ready")["ready"]:
-            raise Wrong(f"{inside} requests are left inside")
+        in_flight = _get(f"{url}/load")["server_load"]
+        if in_flight or not _get(f"{url}/ready")["ready"]:
+            raise Wrong(f"{in_flight} requests are left in flight")
     statuses = Counter(json.loads(line)["status"] for line in _log(folder) if '"request.finished"' in line)
     if statuses[504] > sum(statuses.values()) / 4:
         raise Wrong(f"too many of the requests had no time to be looked at: {dict(statuses)}")

@@ -75,8 +75,8 @@ async def engine_on(
     ):
         image_device.grow(model.card.forward_workers)
         yield engine
-        inside = engine.statistics().admission
-        assert (inside.requests, inside.items, inside.tokens) == (0, 0, 0)
+        admission = engine.statistics().admission
+        assert (admission.requests, admission.items, admission.tokens) == (0, 0, 0)
         await until(lambda: completer(engine).fetching == 0)
 
 

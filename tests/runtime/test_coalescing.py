@@ -1,4 +1,4 @@
-"""Inputs that are the same, inside at the same time: one forward for all who asked, and one outcome for each."""
+"""Inputs that are the same, in flight at the same time: one forward for all who asked, and one outcome for each."""
 
 from __future__ import annotations
 
@@ -73,8 +73,10 @@ async def test_inputs_that_are_the_same_go_through_the_device_once() -> None:
         callers.ask("one", "same", "else")
         callers.ask("two", "same", "same", "busy")
         await callers.waiting(4 + 1)  # and one that waits for the device's answer
-        inside = engine.statistics().admission
-        assert (inside.items, inside.tokens) == (6, 12), "those that follow have no tokens on the way to the device"
+        admission = engine.statistics().admission
+        assert (admission.items, admission.tokens) == (6, 12), (
+            "those that follow have no tokens on the way to the device"
+        )
         gate.open()
     assert sorted(text for texts in model.forwarded for text in texts) == ["busy", "else", "same"]
     assert_array_equal(callers.result("one").embeddings, [expected("same"), expected("else")])

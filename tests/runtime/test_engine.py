@@ -1,4 +1,4 @@
-"""The life of requests inside a running engine: results, order, isolation, cancellation, limits, drain, faults."""
+"""The life of requests in a running engine: results, order, isolation, cancellation, limits, drain, faults."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
             await engine.embed(["a", None])  # type: ignore[list-item]
 
 
-async def test_leaving_the_block_finishes_what_is_inside() -> None:
+async def test_leaving_the_block_finishes_what_is_in_flight() -> None:
     gate = Gate()
     results = []
 

@@ -112,7 +112,7 @@ async def test_one_task_opens_another_asks_and_a_third_closes() -> None:
     assert engine.phase == "stopped"
 
 
-async def test_a_request_inside_is_finished_before_another_task_has_closed_the_engine() -> None:
+async def test_a_request_in_flight_is_finished_before_another_task_has_closed_the_engine() -> None:
     device, answers = Gate(), []
     opened = open_letters(LetterModel(on_forward=device))
     engine = await _in_a_task_of_its_own(opened.__aenter__)

@@ -54,7 +54,7 @@ def is_full(engine: Engine) -> bool:
 async def beside_large_requests(
     model: Held, tenant_of: Callable[[int], Hashable]
 ) -> AsyncIterator[tuple[Engine, anyio.abc.TaskGroup]]:
-    """An engine with large requests inside, as full as it gets, whose device is held."""
+    """An engine as full of large requests as it gets, whose device is held."""
     config = EngineConfig(waiting_tokens=16_384, max_batch_tokens=128)
     async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
         async with run_engine(config, model, device=device) as engine, anyio.create_task_group() as tasks:

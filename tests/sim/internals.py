@@ -43,7 +43,7 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
 
 
 def tickets_of(engine: Engine) -> list[Ticket]:
-    """Return the tickets of the requests inside."""
+    """Return the tickets of the requests in flight."""
     return list(engine._requests.tickets)
 
 
@@ -108,26 +108,26 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
 
 
 def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
-    """List differences between admission's counts and the sums over the requests inside."""
+    """List differences between admission's counts and the sums over the requests in flight."""
     counted = engine._admission.in_flight
-    inside: defaultdict[str, float] = defaultdict(float)
+    in_flight: defaultdict[str, float] = defaultdict(float)
     for room in rooms.values():
         priority = room.request_class.priority
-        inside["requests"] += 1
-        inside["items"] += room.items
-        inside["bytes"] += room.body_bytes
-        inside["tokens"] += room.tokens
-        inside[f"requests of {priority} work"] += 1
-        inside[f"tokens of {priority} work"] += room.tokens
+        in_flight["requests"] += 1
+        in_flight["items"] += room.items
+        in_flight["bytes"] += room.body_bytes
+        in_flight["tokens"] += room.tokens
+        in_flight[f"requests of {priority} work"] += 1
+        in_flight[f"tokens of {priority} work"] += room.tokens
         for lane, usage in room.lanes.items():
-            inside[f"unprepared inputs of the {lane} lane"] += usage.unprepared
-            inside[f"fed tokens of the {lane} lane"] += usage.fed
+            in_flight[f"unprepared inputs of the {lane} lane"] += usage.unprepared
+            in_flight[f"fed tokens of the {lane} lane"] += usage.fed
     totals: dict[str, float] = {
         **dict(zip(LIMITS, counted.total.limited, strict=True)),
         "tenants": sum(map(len, counted.tenants.values())),
     }
     classes: set[RequestClass] = {room.request_class for room in rooms.values()}
-    inside["tenants"] = len(classes)
+    in_flight["tenants"] = len(classes)
     for lane, unprepared in counted.unprepared.items():
         totals[f"unprepared inputs of the {lane} lane"] = unprepared
         totals[f"fed tokens of the {lane} lane"] = counted.fed[lane]
@@ -135,19 +135,19 @@ def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
         totals[f"requests of {of_priority} work"] = sum([one.requests for one in of_tenants.values()])
         totals[f"tokens of {of_priority} work"] = sum([sum(one.tokens.values()) for one in of_tenants.values()])
     wrong = [
-        f"admission counts {total:g} {what}, and {inside[what]:g} are inside"
+        f"admission counts {total:g} {what}, and {in_flight[what]:g} are in flight"
         for what, total in totals.items()
-        if abs(total - inside[what]) > EPSILON
+        if abs(total - in_flight[what]) > EPSILON
     ]
-    if unknown := inside.keys() - totals:
-        wrong.append(f"admission does not count {sorted(unknown)}, which are inside")
+    if unknown := in_flight.keys() - totals:
+        wrong.append(f"admission does not count {sorted(unknown)}, which are in flight")
     return wrong
 
 
 def left_in_admission(engine: Engine) -> bool:
     """True if admission counts anything."""
-    inside = engine._admission.in_flight
-    counts = (*inside.total.limited, *inside.unprepared.values(), *inside.fed.values())
+    in_flight = engine._admission.in_flight
+    counts = (*in_flight.total.limited, *in_flight.unprepared.values(), *in_flight.fed.values())
     return any(abs(each) > EPSILON for each in counts)
 
 

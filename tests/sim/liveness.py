@@ -3,7 +3,7 @@
 They hold in worlds in which nothing goes wrong (`World.liveness`), for every request that was answered:
 
 - It waits at most `PATIENCE` times its duration alone, together with its fair part of the others. That is, of each
-  request that is inside at the same time, as much as itself has and one item more; of each other tenant no more than
+  request that is in flight at the same time, as much as itself has and one item more; of each other tenant no more than
   its own tenant has meanwhile; beside interactive work a seventh of bulk work, and seven times as much the other way.
 - While nothing runs, nothing waits for more than `UNATTENDED_S` (`Watch._look`); and while the device is idle, nothing
   waits for it for longer than that and the fixed time of a forward (`Watch.batch_formed`).

@@ -27,9 +27,9 @@ from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import pipeline as pipeline_module
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import LaneLimits
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.engine.requests_inside import RequestsInside
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.statistics import Phase
@@ -270,24 +270,24 @@ def last_writer_wins() -> Plan:
 
 @mutation
 def drain_without_a_sweep() -> Plan:
-    original = RequestsInside.fail_all
+    original = FollowedRequests.fail_all
 
-    def fail_all(self: RequestsInside, message: str) -> None:
+    def fail_all(self: FollowedRequests, message: str) -> None:
         if "before this request was done" not in message:
             original(self, message)
 
-    return [(RequestsInside, "fail_all", fail_all)]
+    return [(FollowedRequests, "fail_all", fail_all)]
 
 
 @mutation
 def no_sweep_of_what_closed_channels_still_held() -> Plan:
-    original = RequestsInside.fail_all
+    original = FollowedRequests.fail_all
 
-    def fail_all(self: RequestsInside, message: str) -> None:
+    def fail_all(self: FollowedRequests, message: str) -> None:
         if message != "The engine is stopped.":
             original(self, message)
 
-    return [(RequestsInside, "fail_all", fail_all), (Receiver, "close", lambda self: self._stream.close())]
+    return [(FollowedRequests, "fail_all", fail_all), (Receiver, "close", lambda self: self._stream.close())]
 
 
 @mutation
@@ -304,13 +304,13 @@ def broken_engine_sweeps_nothing() -> Plan:
 
 @mutation
 def caller_waiting_to_enter_not_woken() -> Plan:
-    original = RequestsInside.fail_all
+    original = FollowedRequests.fail_all
 
-    def fail_all(self: RequestsInside, message: str) -> None:
+    def fail_all(self: FollowedRequests, message: str) -> None:
         with mock.patch.object(self, "_scopes", {}):
             original(self, message)
 
-    return [(RequestsInside, "fail_all", fail_all)]
+    return [(FollowedRequests, "fail_all", fail_all)]
 
 
 @mutation
@@ -328,12 +328,12 @@ def closed_sender_not_understood() -> Plan:
 
 @mutation
 def two_drains_and_one_is_forgotten() -> Plan:
-    async def wait_until_empty(self: RequestsInside) -> None:
+    async def wait_until_empty(self: FollowedRequests) -> None:
         self._empty = anyio.Event()  # even while another drain waits for the old one
         await original(self)
 
-    original = RequestsInside.wait_until_empty
-    return [(RequestsInside, "wait_until_empty", wait_until_empty)]
+    original = FollowedRequests.wait_until_empty
+    return [(FollowedRequests, "wait_until_empty", wait_until_empty)]
 
 
 # ---- admission and deadlines ----
@@ -630,7 +630,7 @@ def estimates_not_corrected() -> Plan:
 
 
 @mutation
-def computed_tokens_still_count_as_inside() -> Plan:
+def computed_tokens_still_count_as_in_flight() -> Plan:
     return [(Reservation, "computed", _nothing)]
 
 
@@ -847,7 +847,7 @@ def rows_shared_between_salts() -> Plan:
 
 
 @mutation
-def followers_still_count_as_inside() -> Plan:
+def followers_still_count_as_in_flight() -> Plan:
     return [(Reservation, "adjust_tokens", _nothing)]
 
 

@@ -183,7 +183,7 @@ def _wrong_stop(watch: Watch, client: ClientPlan, error: EngineStopped) -> str |
         return None  # one lane is held up
     patient = not watch.ended and not watch.past(min(watch.drains_until, watch.cancelled_at))
     if patient and watch.tickets.get(client.number) is not None and engine is not None and engine.fault is None:
-        return "it was inside, and there was time"
+        return "it was in flight, and there was time"
     if engine is None or watch.ended or watch.past(watch.stopping_at) or engine.fault is not None:
         return None
     return None if watch.may_be_broken() else "the engine runs"

@@ -109,7 +109,7 @@ class Watch:
     """Last ticket of each client."""
     all_tickets: list[WatchedTicket] = field(default_factory=list)
     rooms: dict[int, object] = field(default_factory=dict)
-    """Requests that admission counts as inside, by identity."""
+    """Requests that admission counts as in flight, by identity."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     settled_at: dict[int, float] = field(default_factory=dict)
     """Time of each client's outcome."""
@@ -139,7 +139,7 @@ class Watch:
     stopping_at: float = math.inf
     """Time of the host's first request to drain, to end or to stop."""
     drains_until: float = math.inf
-    """Time at which the host's grace for requests inside ends."""
+    """Time at which the host's grace for requests in flight ends."""
     cancelled_at: float = math.inf
     """Time at which an error or a cancellation left the host's block."""
 
@@ -233,7 +233,7 @@ class Watch:
             self.fail(f"an answered request still counts {tokens:g} tokens")
 
     def rejected(self, error: Exception, others: int) -> None:
-        """Check a rejection: another request must be inside."""
+        """Check a rejection: another request must be in flight."""
         if isinstance(error, Overloaded) and not others:
             self.fail(f"an empty engine rejects: {error}")
 
@@ -407,7 +407,7 @@ class Watch:
         )
 
     def admission_adds_up(self) -> None:
-        """Check that the count of admission is the sum over the requests inside."""
+        """Check that the count of admission is the sum over the requests in flight."""
         if self.engine is not None:
             for wrong in internals.admission_differs(self.engine, self.rooms):
                 self.fail(wrong)

@@ -355,7 +355,7 @@ async def test_a_closed_registry_admits_nobody_and_asks_clients_to_close_their_c
     assert (embeddings.status_code, embeddings.headers["connection"]) == (503, "close")
 
 
-async def test_the_snapshot_shows_what_is_inside() -> None:
+async def test_the_snapshot_shows_what_is_in_flight() -> None:
     gate = Gate()
     async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))

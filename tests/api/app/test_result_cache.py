@@ -91,7 +91,7 @@ async def test_a_client_that_vanishes_takes_no_other_along() -> None:
             await gate.arrived()
             tasks.start_soon(ask)
             await until(lambda: served.engine._pipeline.batch["text"].waiting == 1)
-        await until(lambda: served.inside == 1)
+        await until(lambda: served.in_flight == 1)
         gate.open()
         await until(lambda: len(answers) == 1)
     assert vectors(answers[0]) == [expected("same").tolist()]

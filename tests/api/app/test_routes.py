@@ -504,7 +504,7 @@ async def test_ping_is_health(method: str) -> None:
     assert (response.status_code, [*response.json()]) == (200, ["unix"])
 
 
-async def test_load_is_the_number_of_requests_inside() -> None:
+async def test_load_is_the_number_of_requests_in_flight() -> None:
     gate = Gate()
     async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
         empty = await client.get("/load")

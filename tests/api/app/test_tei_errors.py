@@ -114,8 +114,8 @@ async def test_a_client_of_any_route_who_leaves_frees_its_room(path: str, body: 
         async with await served.connect() as stream:
             await stream.send(post(body, path=path))
             await gate.arrived()
-            assert served.inside == 1
-        await until(lambda: served.inside == 0)
+            assert served.in_flight == 1
+        await until(lambda: served.in_flight == 0)
         gate.open()
         async with served.client() as client:
             assert (await client.get("/load")).json() == {"server_load": 0}

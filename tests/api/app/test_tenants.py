@@ -38,12 +38,12 @@ class Callers:
         self._model = model
 
     async def ask(self, *texts: str, **headers: str) -> None:
-        """Send a request for each text, and wait until all are inside."""
-        inside = self._served.inside + len(texts)
+        """Send a request for each text, and wait until all are in flight."""
+        in_flight = self._served.in_flight + len(texts)
         for text in texts:
             given = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
             self._tasks.start_soon(self._ask, post(json.dumps({"input": text}).encode(), *given))
-        await until(lambda: self._served.inside == inside)
+        await until(lambda: self._served.in_flight == in_flight)
         await self._gate.arrived()
 
     async def _ask(self, request: bytes) -> None:
@@ -54,7 +54,7 @@ class Callers:
     async def release(self) -> list[str]:
         """Let the device go on until all is done; the texts, in its order."""
         self._gate.open()
-        await until(lambda: self._served.inside == 0)
+        await until(lambda: self._served.in_flight == 0)
         return [text for batch in self._model.forwarded for text in batch]
 
     async def until_ready(self, items: int) -> None:

@@ -205,7 +205,7 @@ async def test_a_stream_gives_every_vector_once(blocking: bool) -> None:
             async with AsyncClient(url, batch_items=8) as client, client.embed_stream(texts) as stream:
                 found = [vector async for vector in stream]
                 usage = stream.usage
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
     assert sorted(index for index, _ in found) == list(range(20))
     for index, vector in found:
         assert_array_equal(vector, expected(texts[index]))
@@ -260,7 +260,7 @@ async def test_a_stream_that_is_left_early_ends_the_request(blocking: bool) -> N
         else:
             async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
                 await anext(stream)
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
     assert len(model.forwarded) < len(texts)
     gc.collect()
@@ -326,10 +326,10 @@ async def test_no_more_requests_are_out_at_once_than_may_be(blocking: bool) -> N
     async with letters(model) as (url, served), asking(blocking, url, batch_items=1, concurrency=3) as ask:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, "embed", [str(number) for number in range(12)])
-            await until(lambda: served.inside == 3)
+            await until(lambda: served.in_flight == 3)
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
-                assert served.inside <= 3
+                assert served.in_flight <= 3
             gate.open()
     assert sum(map(len, model.preprocessed)) == 12
 
@@ -347,7 +347,7 @@ async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None
     async with letters() as (url, served), asking(blocking, url, batch_items=3, concurrency=2) as ask:
         with pytest.raises(ModelFailed) as raised:
             await ask("embed", texts)
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
     assert raised.value.index == 7
     assert str(raised.value).startswith("Inputs 6 to 8 of 38: ")
     assert "HTTP 424" in raised.value.__notes__[0]
@@ -431,7 +431,7 @@ async def test_the_server_gives_up_when_its_client_does(blocking: bool) -> None:
     async with letters(model) as (url, served), asking(blocking, url) as ask:
         with pytest.raises(DeadlineExceeded):
             await ask("embed", "a", timeout_s=0.2)
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
 
 
@@ -443,7 +443,7 @@ async def test_a_cancelled_call_leaves_nothing_on_the_server() -> None:
             tasks.start_soon(client.embed, ["a", "b", "c", "d", "e"])
             await gate.arrived()
             tasks.cancel_scope.cancel()
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
         assert_array_equal((await client.embed("after")).embeddings, [expected("after")])
 

@@ -302,7 +302,7 @@ async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.
             assert number >= CLIENT_UNITS / 12
         assert most <= 50 + 10  # those beyond the limit are being rejected
         await until(lambda: served.server.state.requests == 0)
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
         await served.assert_alive()
 
@@ -421,13 +421,13 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_i
     async with serving(engine_on(LetterModel(on_forward=gate))) as served:
         async with await served.connect() as stream:
             await stream.send(first + EMBED if at_once else first)
-            await until(lambda: served.inside == 1)
+            await until(lambda: served.in_flight == 1)
             if not at_once:
                 await stream.send(EMBED)
                 await anyio.wait_all_tasks_blocked()
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         await until(lambda: served.server.state.connections == 0)
-        assert (served.inside, served.server.state.connections) == (0, 0)
+        assert (served.in_flight, served.server.state.connections) == (0, 0)
         gate.open()
 
 
@@ -454,7 +454,7 @@ async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
     large = post(b'{"input":"a"' + b" " * PIPELINED_BYTES + b"}")
     async with serving(engine_on(LetterModel(on_forward=gate))) as served, await served.connect() as stream:
         await stream.send(EMBED)
-        await until(lambda: served.inside == 1)
+        await until(lambda: served.in_flight == 1)
         async with anyio.create_task_group() as sending:
             sending.start_soon(stream.send, large * 3)
             await anyio.wait_all_tasks_blocked()

@@ -172,8 +172,8 @@ async def overloaded() -> AsyncIterator[Served]:
     model = LetterModel(on_forward=gate)
     async with serving(engine_on(model), engine=EngineConfig(max_requests=1)) as served:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(served.engine.embed, "inside")
-            await until(lambda: served.inside == 1)
+            tasks.start_soon(served.engine.embed, "in flight")
+            await until(lambda: served.in_flight == 1)
             try:
                 yield served
             finally:
@@ -336,7 +336,7 @@ async def test_a_rejection_that_stands_is_an_answer_of_its_own_each_time() -> No
     async with serving(engine_on(LetterModel(on_forward=gate)), engine=EngineConfig(max_requests=1)) as served:
         async with await served.connect() as first, await served.connect() as second:
             await first.send(EMBED)
-            await until(lambda: served.inside == 1)
+            await until(lambda: served.in_flight == 1)
             heads, bodies = set(), set()
             for _ in range(3):
                 await second.send(EMBED)
@@ -538,8 +538,8 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
     async with serving(engine_on(LetterModel(on_forward=gate))) as served:
         async with await served.connect() as stream:
             await stream.send(EMBED)
-            await until(lambda: served.inside == 1)
-        await until(lambda: served.inside == 0)
+            await until(lambda: served.in_flight == 1)
+        await until(lambda: served.in_flight == 0)
         await until(lambda: served.server.state.requests == served.server.state.connections == 0)
         gate.open()
         assert served.engine.statistics().cancelled
@@ -551,7 +551,7 @@ async def test_a_request_that_comes_too_early_waits_for_the_answer_of_the_one_be
     async with serving(engine_on(LetterModel(on_forward=gate))) as served:
         async with await served.connect() as stream:
             await stream.send(EMBED)
-            await until(lambda: served.inside == 1)
+            await until(lambda: served.in_flight == 1)
             await stream.send(get("/health"))
             await anyio.wait_all_tasks_blocked()
             gate.open()

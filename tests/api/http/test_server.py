@@ -156,9 +156,9 @@ async def test_a_client_that_leaves_gives_its_room_back_while_its_work_still_run
         stream = await served.connect()
         await stream.send(EMBED)
         await gate.arrived()
-        assert served.inside == 1
+        assert served.in_flight == 1
         await stream.aclose()
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
         await served.assert_alive()
 
@@ -252,7 +252,7 @@ async def test_noise_does_not_end_the_server(noise: bytes) -> None:
 # Start and end
 
 
-async def test_closing_finishes_what_is_inside_and_rejects_the_rest() -> None:
+async def test_closing_finishes_what_is_in_flight_and_rejects_the_rest() -> None:
     gate = Gate()
     answers: list[httpx.Response] = []
 

@@ -144,7 +144,7 @@ async def test_http2_streams_and_resets_work_over_tls(files: Files) -> None:
             await gate.arrived()
             client.h2.reset_stream(1)
             await client.flush()
-            await until(lambda: served.inside == 0)
+            await until(lambda: served.in_flight == 0)
             gate.open()
             await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert (await client.ends(3))[3] == "200"
@@ -157,8 +157,8 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:
         await stream.send(EMBED)
         await gate.arrived()
         await stream.aclose()
-        await until(lambda: served.inside == 0)
-        assert served.inside == 0
+        await until(lambda: served.in_flight == 0)
+        assert served.in_flight == 0
         gate.open()
 
 

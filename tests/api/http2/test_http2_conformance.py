@@ -333,7 +333,7 @@ async def test_a_malformed_stream_ends_alone(case: Case) -> None:
         seen = await client.until_settled(1)
         assert (seen.resets, seen.goaway) == ({1: case.stream}, None)
         await _assert_goes_on(client)
-        assert served.inside == 0
+        assert served.in_flight == 0
 
 
 @pytest.mark.parametrize("case", CONNECTION, ids=lambda case: case.name)

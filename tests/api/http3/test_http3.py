@@ -103,10 +103,10 @@ async def test_a_client_that_resets_its_stream_gives_its_room_back(files: Files)
         async with http3_client(port, files.roots) as client:
             stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
-            assert served.inside == 1
+            assert served.in_flight == 1
             client.quic.stop_stream(stream_id, 0x10C)
             await client.flush()
-            await until(lambda: served.inside == 0)
+            await until(lambda: served.in_flight == 0)
             gate.open()
             assert await embed(client, "b") == expected("b").tolist()
 
@@ -117,10 +117,10 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  
         async with http3_client(port, files.roots) as client:
             await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
-        await until(lambda: served.inside == 0)
+        await until(lambda: served.in_flight == 0)
         gate.open()
         await until(lambda: served.server.state.connections == 0)
-        assert (served.inside, served.server.state.connections) == (0, 0)
+        assert (served.in_flight, served.server.state.connections) == (0, 0)
 
 
 @pytest.mark.parametrize("path", [b"/\xff", b"", b"nothing"])
@@ -371,4 +371,4 @@ async def test_heads_are_compressed_without_tables_whatever_the_client_offers(fi
         assert settings is not None
         assert (settings[1], settings[7]) == (0, 0)
         assert client.h3._decoder_bytes_sent <= 1  # nothing to acknowledge: no head of ours used a table
-        assert served.inside == 0
+        assert served.in_flight == 0

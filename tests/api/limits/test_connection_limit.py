@@ -192,7 +192,7 @@ async def test_a_connection_of_http2_makes_no_room_while_its_request_is_worked_o
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, path=b"/v1/embeddings", body=b'{"input": "a"}')
-            await until(lambda: served.inside == 1)
+            await until(lambda: served.in_flight == 1)
             assert statuses(await served.talk(post(b'{"input": "a"}'))) == [503]
             gate.open()
             assert await client.ends(1) == {1: "200"}
@@ -214,7 +214,7 @@ async def test_while_all_connections_are_at_work_probes_are_answered_and_others_
         async with anyio.create_task_group() as tasks:
             for _ in range(MOST):
                 tasks.start_soon(ask)
-            await until(lambda: served.inside == MOST)
+            await until(lambda: served.in_flight == MOST)
             for path in ("/health", "/ready", "/ping"):
                 async with await served.connect() as stream:
                     await stream.send(f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode())

@@ -328,7 +328,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_whatever_happens_what_is_counted_is_what_is_inside(
+def test_whatever_happens_what_is_counted_is_what_is_in_flight(
     moves: list[tuple[str, int, int, dict[Lane, int]]],
 ) -> None:
     admission = admission_of_both(measured(1000), measured(100), max_tokens=100_000, target_delay_s=20, max_items=40)

@@ -45,7 +45,7 @@ def test_an_early_answer_makes_no_lag_below_zero() -> None:
     assert (prediction.lag_s(BUSY), prediction.lag_s(NEW)) == (0.0, 0.0)
 
 
-def test_a_class_that_has_nothing_inside_is_forgotten_and_then_lags_as_a_newcomer() -> None:
+def test_a_class_that_has_nothing_in_flight_is_forgotten_and_then_lags_as_a_newcomer() -> None:
     prediction = a_prediction()
     learn(prediction, BUSY, 2.0, came_alone=False)
     prediction.catch_up(BUSY)

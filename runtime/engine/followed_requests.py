@@ -1,4 +1,4 @@
-"""The requests inside an engine: each is followed to its outcome and counted out."""
+"""Requests in flight: each is followed to its outcome, and its reservation given back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class RequestsInside:
+class FollowedRequests:
     """Every admitted request, until its outcome is known and its reservation is given back.
 
     Args:
@@ -42,7 +42,7 @@ class RequestsInside:
         """Requests whose deadline passed or could not be met, by stage."""
 
     def any(self) -> bool:
-        """Return True if a request is inside."""
+        """Return True if a request is in flight."""
         return bool(self.tickets or self._scopes)
 
     async def follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
@@ -94,7 +94,7 @@ class RequestsInside:
             self._note_departure()
 
     async def wait_until_empty(self) -> None:
-        """Wait until no request is inside."""
+        """Wait until no request is in flight."""
         while self.any():
             if self._empty.is_set():  # never replaced while a drain waits for it: several drains may wait
                 self._empty = anyio.Event()
