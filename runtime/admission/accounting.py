@@ -132,7 +132,7 @@ class Reservation:
         """See `Load.may_feed`.
 
         A request may have as many tokens fed as remain free in the lane: a dynamic threshold (Choudhury and Hahne,
-        1998). So there is always room for one more request. If nothing is fed, a list of any size may go.
+        1998). So one more request may always be fed. If nothing is fed, a list of any size may go.
         """
         if not self.is_in_flight or (usage := self.lanes.get(cast(Lane, lane))) is None:
             return True
@@ -184,7 +184,7 @@ class InFlight:
         self.fed_limits = fed_limits
         self.fed = dict.fromkeys(self._lanes, 0.0)
         """Tokens between feeding and the end of their forward, by lane."""
-        self.room_freed: Callable[[Lane], object] = lambda lane: None
+        self.fed_tokens_freed: Callable[[Lane], object] = lambda lane: None
         """Called when the fed tokens of a lane have decreased."""
         self.total = UsageTotals(self._lanes)
         self.unprepared: dict[Lane, int] = dict.fromkeys(self._lanes, 0)
@@ -264,7 +264,7 @@ class InFlight:
         fed = self.fed[lane] + tokens
         self.fed[lane] = fed if fed > NEGLIGIBLE else 0.0
         if tokens < 0:
-            self.room_freed(lane)
+            self.fed_tokens_freed(lane)
 
     def tokenized(self, reservation: Reservation, lane: Lane, tokens: int) -> None:
         """Replace the estimate of one input by its true number of tokens."""

@@ -75,7 +75,7 @@ class Admission:
         """Time of the last rejection."""
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
         self._has_classes = False
-        """True once a named tenant or bulk work has come: others must leave room for it."""
+        """True once a named tenant or bulk work has come: others must leave a part of each limit to it."""
 
     def enter(
         self,
@@ -152,7 +152,7 @@ class Admission:
     ) -> str | None:
         """Return the name of a share of a limit that the request would exceed: bulk work or its tenant.
 
-        The share is `TIMES_FREE` times the free rest, so that the next caller always finds some room.
+        The share is `TIMES_FREE` times the free rest, so that something is always left for the next caller.
 
         Returns:
             The subject of the error message; None if no share is exceeded.

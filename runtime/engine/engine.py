@@ -97,7 +97,7 @@ class Engine(EngineApi, TokenApi):
             options=options,
         )
         self._planner.obstruction = self._pipeline.obstruction
-        self._admission.in_flight.room_freed = lambda lane: self._pipeline.feeds[lane].grant()
+        self._admission.in_flight.fed_tokens_freed = lambda lane: self._pipeline.feeds[lane].grant()
         self._requests = FollowedRequests(self._pipeline, self._admission)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._pipeline, self._requests, offloads, memory)
@@ -143,8 +143,8 @@ class Engine(EngineApi, TokenApi):
     ) -> R:
         """Take one request through the four stages and return its answer.
 
-        The request is first admitted or rejected. If cancelled, it is abandoned: its room is free at once, and no stage
-        begins further work on it. Work that cannot be done within the caller's own scope is dropped early.
+        The request is first admitted or rejected. If cancelled, it is abandoned: its reservation is given back at once,
+        and no stage begins further work on it. Work that cannot be done within the caller's own scope is dropped early.
 
         Args:
             decode: Makes the request, in parse; in a thread if it is large. Runs again if work was dropped too early.

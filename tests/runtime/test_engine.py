@@ -141,7 +141,9 @@ async def test_abandoned_items_do_not_reach_the_device() -> None:
                 callers.start_soon(engine.embed, ["left", "gone", "away"])
                 await until(lambda: engine.statistics().stages[1].done == 4)
                 scope.cancel()
-        assert engine.statistics().admission.requests == 1, "the room of an abandoned request is free at once"
+        assert engine.statistics().admission.requests == 1, (
+            "the reservation of an abandoned request is given back at once"
+        )
         gate.open()
     assert model.forwarded == [["first"]]
     assert engine.statistics().stages[2].dropped["abandoned"] == 3

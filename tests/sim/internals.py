@@ -59,23 +59,23 @@ def observe(engine: Engine, watch: Watch) -> None:
 
     def watched_enter(**kwargs: Any) -> Reservation:
         try:
-            room = enter(**kwargs)
+            reservation = enter(**kwargs)
         except StagedPoolError as error:
-            watch.rejected(error, others=len(watch.rooms))
+            watch.rejected(error, others=len(watch.reservations))
             raise
-        watch.rooms[id(room)] = room
-        return room
+        watch.reservations[id(reservation)] = reservation
+        return reservation
 
-    def watched_count_items(room: Reservation, inputs: Mapping[Lane, int]) -> None:
+    def watched_count_items(reservation: Reservation, inputs: Mapping[Lane, int]) -> None:
         try:
-            count_items(room, inputs)
+            count_items(reservation, inputs)
         except StagedPoolError as error:
-            watch.rejected(error, others=len(watch.rooms) - 1)
+            watch.rejected(error, others=len(watch.reservations) - 1)
             raise
 
-    def watched_leave(room: Reservation, **kwargs: Any) -> None:
-        leave(room, **kwargs)
-        del watch.rooms[id(room)]
+    def watched_leave(reservation: Reservation, **kwargs: Any) -> None:
+        leave(reservation, **kwargs)
+        del watch.reservations[id(reservation)]
 
     for target, name, watched in (
         (admission, "enter", watched_enter),
@@ -107,26 +107,26 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
     former.take = watched_take
 
 
-def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
+def admission_differs(engine: Engine, reservations: Mapping[int, Any]) -> list[str]:
     """List differences between admission's counts and the sums over the requests in flight."""
     counted = engine._admission.in_flight
     in_flight: defaultdict[str, float] = defaultdict(float)
-    for room in rooms.values():
-        priority = room.request_class.priority
+    for reservation in reservations.values():
+        priority = reservation.request_class.priority
         in_flight["requests"] += 1
-        in_flight["items"] += room.items
-        in_flight["bytes"] += room.body_bytes
-        in_flight["tokens"] += room.tokens
+        in_flight["items"] += reservation.items
+        in_flight["bytes"] += reservation.body_bytes
+        in_flight["tokens"] += reservation.tokens
         in_flight[f"requests of {priority} work"] += 1
-        in_flight[f"tokens of {priority} work"] += room.tokens
-        for lane, usage in room.lanes.items():
+        in_flight[f"tokens of {priority} work"] += reservation.tokens
+        for lane, usage in reservation.lanes.items():
             in_flight[f"unprepared inputs of the {lane} lane"] += usage.unprepared
             in_flight[f"fed tokens of the {lane} lane"] += usage.fed
     totals: dict[str, float] = {
         **dict(zip(LIMITS, counted.total.limited, strict=True)),
         "tenants": sum(map(len, counted.tenants.values())),
     }
-    classes: set[RequestClass] = {room.request_class for room in rooms.values()}
+    classes: set[RequestClass] = {reservation.request_class for reservation in reservations.values()}
     in_flight["tenants"] = len(classes)
     for lane, unprepared in counted.unprepared.items():
         totals[f"unprepared inputs of the {lane} lane"] = unprepared

@@ -466,7 +466,7 @@ def stop_waits_for_a_whole_bisection() -> Plan:
     return [(anyio.lowlevel, "checkpoint_if_cancelled", mock.AsyncMock())]
 
 
-# ---- the waiting room and the slot ----
+# ---- waiting work and the slot ----
 
 
 @mutation
@@ -480,7 +480,7 @@ def freed_tokens_not_announced_to_those_who_are_fed() -> Plan:
 
     def init(self: Engine, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._admission.in_flight.room_freed = _nothing
+        self._admission.in_flight.fed_tokens_freed = _nothing
 
     return [(Engine, "__init__", init)]
 
@@ -560,8 +560,8 @@ def batch_keys_ignored() -> Plan:
 
 @mutation
 def tokens_not_given_back_to_the_tenant() -> Plan:
-    def count(self: InFlight, room: Reservation, lane: Lane, tokens: float) -> None:
-        for usage in room.counted_in if tokens > 0 else (self.total,):
+    def count(self: InFlight, reservation: Reservation, lane: Lane, tokens: float) -> None:
+        for usage in reservation.counted_in if tokens > 0 else (self.total,):
             usage.tokens[lane] += tokens
 
     return [(InFlight, "_count", count)]
@@ -614,12 +614,12 @@ def limiter_token_leaked_when_a_call_fails() -> Plan:
 
 
 @mutation
-def admission_room_leaked_when_a_request_fails() -> Plan:
+def reservation_leaked_when_a_request_fails() -> Plan:
     original = Admission.leave
 
-    def leave(self: Admission, room: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
+    def leave(self: Admission, reservation: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
         if answered:
-            original(self, room, answered=answered, elsewhere_s=elsewhere_s)
+            original(self, reservation, answered=answered, elsewhere_s=elsewhere_s)
 
     return [(Admission, "leave", leave)]
 
@@ -646,8 +646,8 @@ def callers_who_left_change_the_count() -> Plan:
 def items_counted_twice() -> Plan:
     original = Admission.count_items
 
-    def count_items(self: Admission, room: Reservation, inputs: Mapping[Lane, int]) -> None:
-        original(self, room, inputs)
+    def count_items(self: Admission, reservation: Reservation, inputs: Mapping[Lane, int]) -> None:
+        original(self, reservation, inputs)
         self.in_flight.total.items += 1
 
     return [(Admission, "count_items", count_items)]

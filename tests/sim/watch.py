@@ -108,7 +108,7 @@ class Watch:
     tickets: dict[int, WatchedTicket] = field(default_factory=dict)
     """Last ticket of each client."""
     all_tickets: list[WatchedTicket] = field(default_factory=list)
-    rooms: dict[int, object] = field(default_factory=dict)
+    reservations: dict[int, object] = field(default_factory=dict)
     """Requests that admission counts as in flight, by identity."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     settled_at: dict[int, float] = field(default_factory=dict)
@@ -409,7 +409,7 @@ class Watch:
     def admission_adds_up(self) -> None:
         """Check that the count of admission is the sum over the requests in flight."""
         if self.engine is not None:
-            for wrong in internals.admission_differs(self.engine, self.rooms):
+            for wrong in internals.admission_differs(self.engine, self.reservations):
                 self.fail(wrong)
 
     def drained(self, began_at: float, timeout_s: float) -> None:
@@ -481,7 +481,7 @@ class Watch:
             return
         if internals.tickets_of(self.engine):
             self.fail("tickets are left")
-        if internals.left_in_admission(self.engine) or self.rooms:
+        if internals.left_in_admission(self.engine) or self.reservations:
             self.fail("the engine is empty, and admission counts something")
         if self.fetching.total() or internals.fetches_left(self.engine):
             self.fail("all clients have their outcomes, and fetches run on")

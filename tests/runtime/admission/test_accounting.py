@@ -86,7 +86,7 @@ def test_a_request_may_have_as_much_fed_as_it_leaves_free() -> None:
 def test_room_that_gets_free_is_told_by_lane() -> None:
     in_flight = account()
     told: list[Lane] = []
-    in_flight.room_freed = told.append
+    in_flight.fed_tokens_freed = told.append
     request = enter(in_flight, 10.0)
     request.fed("text", 1)
     assert told == []

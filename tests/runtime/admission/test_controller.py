@@ -59,37 +59,37 @@ def admission_of_both(
 
 def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) -> None:
     """Admit, compute and end a request with one input in each lane, of `inputs[lane]` tokens."""
-    room = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
-    admission.count_items(room, dict.fromkeys(inputs, 1))
+    reservation = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
+    admission.count_items(reservation, dict.fromkeys(inputs, 1))
     for lane, tokens in inputs.items():
-        room.tokenized(lane, tokens)
-        room.computed(lane, tokens)
-    admission.leave(room, answered=True)
+        reservation.tokenized(lane, tokens)
+        reservation.computed(lane, tokens)
+    admission.leave(reservation, answered=True)
 
 
 def test_what_enters_leaves_again_whole() -> None:
     admission = admission_of()
-    rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
-    for room in rooms:
-        admission.count_items(room, {"text": 3})
-        room.tokenized("text", 7)
-        room.computed("text", 7)
-    for room in rooms:
-        admission.leave(room, answered=True)
+    reservations = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
+    for reservation in reservations:
+        admission.count_items(reservation, {"text": 3})
+        reservation.tokenized("text", 7)
+        reservation.computed("text", 7)
+    for reservation in reservations:
+        admission.leave(reservation, answered=True)
     s = admission.statistics()
     assert (s.requests, s.items, s.tokens, s.body_bytes, s.admitted) == (0, 0, 0, 0, 5)
 
 
 def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
     admission = admission_of()
-    room = admission.enter(body_bytes=400, timeout_s=FOREVER)
+    reservation = admission.enter(body_bytes=400, timeout_s=FOREVER)
     assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
-    admission.count_items(room, {"text": 2})
-    room.tokenized("text", 10)
+    admission.count_items(reservation, {"text": 2})
+    reservation.tokenized("text", 10)
     assert admission.statistics().tokens == 10 + 50
-    room.tokenized("text", 20)
+    reservation.tokenized("text", 20)
     assert admission.statistics().tokens == 30
-    room.computed("text", 20)
+    reservation.computed("text", 20)
     assert admission.statistics().tokens == 10
 
 
@@ -167,12 +167,12 @@ def test_a_small_request_does_not_pay_for_a_large_one() -> None:
 
 def late(admission: Admission, clock: Clock, took_s: float, request_class: RequestClass = DEFAULT_CLASS) -> None:
     """Admit and end a request of one token that takes `took_s` seconds."""
-    room = admission.enter(body_bytes=4, timeout_s=FOREVER, request_class=request_class)
-    admission.count_items(room, {"text": 1})
-    room.tokenized("text", 1)
-    room.computed("text", 1)
+    reservation = admission.enter(body_bytes=4, timeout_s=FOREVER, request_class=request_class)
+    admission.count_items(reservation, {"text": 1})
+    reservation.tokenized("text", 1)
+    reservation.computed("text", 1)
     clock.now += took_s
-    admission.leave(room, answered=True)
+    admission.leave(reservation, answered=True)
 
 
 def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> None:
@@ -227,12 +227,12 @@ def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
     admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
 
     def take(seconds: float, *, known: bool) -> None:
-        room = admission.enter(body_bytes=4000, timeout_s=FOREVER)
-        admission.count_items(room, {"text": 1})
-        room.tokenized("text", 1000)
-        (room.cached if known else room.computed)("text", 1000)
+        reservation = admission.enter(body_bytes=4000, timeout_s=FOREVER)
+        admission.count_items(reservation, {"text": 1})
+        reservation.tokenized("text", 1000)
+        (reservation.cached if known else reservation.computed)("text", 1000)
         clock.now += seconds
-        admission.leave(room, answered=True)
+        admission.leave(reservation, answered=True)
 
     for _ in range(100):
         take(15.0, known=False)  # about 10 are predicted
@@ -247,9 +247,9 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
     admission = admission_of(max_bytes=100, max_request_items=3)
     with pytest.raises(TooLarge, match="101 bytes"):
         admission.enter(body_bytes=101, timeout_s=FOREVER)
-    room = admission.enter(body_bytes=1, timeout_s=FOREVER)
+    reservation = admission.enter(body_bytes=1, timeout_s=FOREVER)
     with pytest.raises(TooLarge, match="4 inputs"):
-        admission.count_items(room, {"text": 4})
+        admission.count_items(reservation, {"text": 4})
 
 
 @pytest.mark.parametrize("seen", [0, 100])
@@ -258,9 +258,9 @@ def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
     admission = admission_of_both(measured(40_000), measured(40_000))
     for _ in range(seen):
         answer(admission, {"image": 50}, body_bytes=IMAGE_BYTES)
-    rooms = [admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER) for _ in range(300)]
-    for room in rooms:
-        admission.count_items(room, {"image": 1})
+    reservations = [admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER) for _ in range(300)]
+    for reservation in reservations:
+        admission.count_items(reservation, {"image": 1})
     assert admission.statistics().body_bytes == 300 * IMAGE_BYTES
     assert admission.statistics().tokens <= 300 * 256
 
@@ -282,10 +282,10 @@ def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
     """Its body looks like that of a text."""
     admission = admission_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
-    room = admission.enter(body_bytes=200, timeout_s=FOREVER)
+    reservation = admission.enter(body_bytes=200, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="would take about"):
-        admission.count_items(room, {"image": 100})
-    admission.leave(room)
+        admission.count_items(reservation, {"image": 100})
+    admission.leave(reservation)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"text": 1})
     assert admission.statistics().refused == {"delay": 1}
 
@@ -293,10 +293,10 @@ def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
 def test_texts_that_looked_like_images_count_as_what_they_are() -> None:
     admission = admission_of_both(ServiceTimeModel(), ServiceTimeModel(), max_tokens=150_000)
     admission.count_items(admission.enter(body_bytes=400_000, timeout_s=FOREVER), {"text": 500})
-    room = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
+    reservation = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="150000 tokens"):
-        admission.count_items(room, {"text": 500})
-    admission.leave(room)
+        admission.count_items(reservation, {"text": 500})
+    admission.leave(reservation)
     assert admission.statistics().tokens == 100_000
 
 
@@ -305,14 +305,14 @@ def test_images_that_are_slow_to_decode_drain_as_slowly() -> None:
     for _ in range(50):
         decode.observe(1, 0.02)
     admission = admission_of_both(measured(10_000), measured(10_000), decode)
-    room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
-    admission.count_items(room, {"image": 100})
+    reservation = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
+    admission.count_items(reservation, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
     for _ in range(100):
-        room.tokenized("image", 10)
+        reservation.tokenized("image", 10)
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(0.1, rel=0.01)
-    room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
-    admission.count_items(room, {"image": 100})
+    reservation = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
+    admission.count_items(reservation, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.0, rel=0.01)
 
 
@@ -332,33 +332,33 @@ def test_whatever_happens_what_is_counted_is_what_is_in_flight(
     moves: list[tuple[str, int, int, dict[Lane, int]]],
 ) -> None:
     admission = admission_of_both(measured(1000), measured(100), max_tokens=100_000, target_delay_s=20, max_items=40)
-    rooms: list[Reservation] = []
+    reservations: list[Reservation] = []
     for move, which, number, inputs in moves:
-        room = rooms[which % len(rooms)] if rooms else None
+        reservation = reservations[which % len(reservations)] if reservations else None
         lane = next(iter(inputs))
         try:
             if move == "enter":
-                rooms.append(admission.enter(body_bytes=number, timeout_s=FOREVER))
-            elif room is None:
+                reservations.append(admission.enter(body_bytes=number, timeout_s=FOREVER))
+            elif reservation is None:
                 continue
             elif move == "count":
-                admission.count_items(room, inputs)
+                admission.count_items(reservation, inputs)
             elif move == "prepare":
-                room.tokenized(lane, number % 1000)
+                reservation.tokenized(lane, number % 1000)
             elif move == "compute":
-                room.computed(lane, number % 10)
+                reservation.computed(lane, number % 10)
             else:
-                rooms.remove(room)
-                admission.leave(room, answered=bool(number % 2))
+                reservations.remove(reservation)
+                admission.leave(reservation, answered=bool(number % 2))
         except Overloaded:
-            assert rooms, "an empty engine refuses nothing"
+            assert reservations, "an empty engine refuses nothing"
         s = admission.statistics()
-        assert (s.requests, s.items) == (len(rooms), sum(room.items for room in rooms))
+        assert (s.requests, s.items) == (len(reservations), sum(reservation.items for reservation in reservations))
         assert sum(admission.in_flight.total.tokens.values()) == pytest.approx(
-            sum(room.tokens for room in rooms), abs=1e-6
+            sum(reservation.tokens for reservation in reservations), abs=1e-6
         )
-    for room in rooms:
-        admission.leave(room)
+    for reservation in reservations:
+        admission.leave(reservation)
     s = admission.statistics()
     assert (s.requests, s.items, s.tokens, s.body_bytes) == (0, 0, 0, 0)
     assert all(lane.tokens == 0 for lane in s.lanes.values())
@@ -383,15 +383,15 @@ def test_a_tenant_is_not_rejected_for_the_backlog_of_another() -> None:
     admission = admission_of(measured(1000), target_delay_s=10)
     with pytest.raises(Overloaded, match="would take about"):
         a_backlog(admission, 100, HEAVY)
-    (room,) = a_backlog(admission, 1, LIGHT)
-    assert room.expected_s == pytest.approx(2 * 1000 / 1000, rel=0.1), "itself, and as much of the other tenant"
+    (reservation,) = a_backlog(admission, 1, LIGHT)
+    assert reservation.expected_s == pytest.approx(2 * 1000 / 1000, rel=0.1), "itself, and as much of the other tenant"
 
 
 def test_requests_of_one_tenant_wait_for_each_other() -> None:
     admission = admission_of(measured(1000), target_delay_s=30)
-    rooms = a_backlog(admission, 5, LIGHT)
-    assert [round(room.expected_s) for room in rooms] == [1, 2, 3, 4, 5]
-    admission.leave(rooms.pop())
+    reservations = a_backlog(admission, 5, LIGHT)
+    assert [round(reservation.expected_s) for reservation in reservations] == [1, 2, 3, 4, 5]
+    admission.leave(reservations.pop())
     assert round(a_backlog(admission, 1, LIGHT)[0].expected_s) == 5
 
 
@@ -437,28 +437,28 @@ def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
 
 def test_a_rejection_is_judged_anew_each_time_and_counted() -> None:
     admission = admission_of(target_delay_s=1.0, max_requests=9)
-    rooms = a_backlog(admission, 9, NOBODY)
+    reservations = a_backlog(admission, 9, NOBODY)
     first, second = admission.overload(4000), admission.overload(4000)
     assert isinstance(first, Overloaded)
     assert isinstance(second, Overloaded)
     assert first is not second
     assert admission.statistics().refused == {"requests": 2}
-    admission.leave(rooms[0])
+    admission.leave(reservations[0])
     assert admission.overload(4000) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from(Priority), st.booleans()), max_size=30))
 def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | None, Priority, bool]]) -> None:
     admission = admission_of()
-    rooms = []
+    reservations = []
     for tenant, priority, answered in visits:
-        room = admission.enter(body_bytes=400, timeout_s=FOREVER, request_class=RequestClass(priority, tenant))
-        admission.count_items(room, {"text": 3})
-        room.tokenized("text", 7)
-        rooms.append((room, answered))
+        reservation = admission.enter(body_bytes=400, timeout_s=FOREVER, request_class=RequestClass(priority, tenant))
+        admission.count_items(reservation, {"text": 3})
+        reservation.tokenized("text", 7)
+        reservations.append((reservation, answered))
     assert admission.statistics().tenants == len({visit[:2] for visit in visits})
-    for room, answered in rooms:
-        admission.leave(room, answered=answered)
+    for reservation, answered in reservations:
+        admission.leave(reservation, answered=answered)
     assert admission.statistics().tenants == 0
     assert all(not any(amounts.limited) for amounts in admission.in_flight.priorities.values())
 
@@ -467,8 +467,8 @@ def test_a_text_counts_for_no_more_than_the_model_reads_of_it() -> None:
     """Else a long text waits for an empty engine, and all later requests behind it."""
     admission = admission_of()
     admission._input_tokens = 256
-    room = admission.enter(body_bytes=2_000_000, timeout_s=FOREVER)
-    assert room.tokens == pytest.approx(500_000)
-    admission.count_items(room, {"text": 2})
-    assert room.tokens == admission.statistics().tokens == 512
-    assert room.tokens_of("text", 1) == 256
+    reservation = admission.enter(body_bytes=2_000_000, timeout_s=FOREVER)
+    assert reservation.tokens == pytest.approx(500_000)
+    admission.count_items(reservation, {"text": 2})
+    assert reservation.tokens == admission.statistics().tokens == 512
+    assert reservation.tokens_of("text", 1) == 256
