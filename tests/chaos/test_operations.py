@@ -12,8 +12,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -34,11 +32,12 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
 from staged_pool.stages.meter import BUCKETS_S
 from tests.api.serving import EMBED, post, statuses
-from tests.chaos.child import WAIT_TIMEOUT_S, answer, child
+from tests.chaos.child import answer, child
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES
 from tests.conftest import BACKENDS
 from tests.doubles import Gate, expected, until
+from tests.servers.process import STEP_S, run_command
 
 pytestmark = pytest.mark.anyio
 
@@ -172,7 +171,7 @@ async def test_row_52_a_preprocess_thread_that_hangs_is_counted_and_the_last_one
             asking = Asking(fire, tasks)
 
             async def hung(count: int) -> None:
-                with anyio.fail_after(WAIT_TIMEOUT_S):
+                with anyio.fail_after(STEP_S):
                     while await overdue(fire) != count:  # noqa: ASYNC110  # time passes, and nobody says so
                         await anyio.sleep(0.01)
 
@@ -455,16 +454,14 @@ def test_row_54_a_second_sigterm_ends_the_process_at_once(backend: str, tmp_path
         server.wait_in_flight(1)
         server.process.send_signal(signal.SIGTERM)
         server.wait_ready(503)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code() == 128 + signal.SIGTERM
+        assert server.end() == 128 + signal.SIGTERM
 
 
 def test_row_54_a_server_that_still_loads_ends_on_sigterm(backend: str, tmp_path: Path) -> None:
     with child("loading", backend, tmp_path) as server:
-        assert server.get("/health")[0] == 200
-        assert server.get("/ready")[0] == 503
-        server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        assert server.ask("/health")[0] == 200
+        assert server.ask("/ready")[0] == 503
+        assert server.end() == 0
 
 
 def test_row_54_a_client_that_does_not_read_its_answer_does_not_hold_up_the_end(backend: str, tmp_path: Path) -> None:
@@ -474,8 +471,7 @@ def test_row_54_a_client_that_does_not_read_its_answer_does_not_hold_up_the_end(
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stream.sendall(post(json.dumps({"input": ["a"] * 4}).encode()))
         assert stream.recv(12) == b"HTTP/1.1 200"
-        server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        assert server.end() == 0
 
 
 def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_others_served(
@@ -484,7 +480,7 @@ def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_other
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         patient, hurried = server.send("hold"), server.send("hold", "x-request-timeout: 0.8")
-        server.wait_until(lambda: bool(server.get("/stages")[1]["models"]["letters"]["admission"]["admitted"] == 2))
+        server.wait_until(lambda: bool(server.admission["admitted"] == 2))
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(0.9)  # the process is stopped meanwhile
         server.process.send_signal(signal.SIGCONT)
@@ -498,13 +494,12 @@ def test_row_56_a_server_without_file_descriptors_recovers_when_connections_clos
     with child("few files", backend, tmp_path) as server:
         server.wait_ready()
         streams = [server.connect() for _ in range(FILES + 10)]
-        server.wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) >= FILES - 2)
+        server.wait_until(lambda: server.open_files >= FILES - 2)
         for stream in streams:
             stream.close()
         server.wait_until(server.serves)  # requests in the kernel are closed without an answer, or answered late
         server.assert_serves()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        assert server.end() == 0
     said = (tmp_path / "log").read_bytes()
     assert said.count(b"\n") < 10_000  # trio says it 160 times a second, asyncio 16 times, uvloop not at all
 
@@ -519,8 +514,7 @@ def test_row_56_a_server_whose_log_nobody_reads_any_more_goes_on(backend: str, t
             for _ in range(3):
                 server.assert_serves()
             assert answer(server.send(""))[0] == 400
-            server.process.send_signal(signal.SIGTERM)
-            assert server.exit_code() == 0
+            assert server.end() == 0
     finally:
         for descriptor in (reader, writer):
             with suppress(OSError):
@@ -531,23 +525,14 @@ def test_row_56_a_server_whose_log_is_on_a_full_disk_goes_on(backend: str, tmp_p
     with Path("/dev/full").open("wb") as full, child("plain", backend, tmp_path, stderr=full) as server:
         server.wait_ready()
         server.assert_serves()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        assert server.end() == 0
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_row_56_without_names_a_start_from_the_hub_ends_in_one_line(loop: str, tmp_path: Path) -> None:
     """The hub is the one name that a server without images asks for; `.invalid` never resolves (RFC 6761)."""
-    program = "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"
     arguments = ("serve", "--port", "0", "--backend", loop, "--model", "organisation/model", "--log-format", "json")
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=os.environ | {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_command(*arguments, HF_ENDPOINT="https://hub.invalid", HF_HUB_OFFLINE="0", HF_HOME=str(tmp_path))
     assert done.returncode == EXIT_CONFIG, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "it is not in the hub's local cache, and the hub cannot be reached" in error

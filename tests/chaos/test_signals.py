@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import socket
@@ -61,22 +60,10 @@ def limited(server: Child, limit: int, value: int) -> Iterator[None]:
         resource.prlimit(server.process.pid, limit, before)
 
 
-def mapped_bytes(server: Child) -> int:
-    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def open_files(server: Child) -> int:
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
-
-
-def log(server: Child) -> str:
-    return (server.gate.parent / "log").read_text()
-
-
 def test_row_55_a_stop_under_load_loses_no_connection(server: Child) -> None:
     patient = [server.send("hold") for _ in range(8)]
     hurried = [server.send("hold", f"x-request-timeout: {LESS_S}") for _ in range(8)]
-    server.wait_until(lambda: server.get("/stages")[1]["models"]["letters"]["admission"]["admitted"] == 16)
+    server.wait_until(lambda: bool(server.admission["admitted"] == 16))
     request = post(json.dumps({"input": "half"}).encode(), "connection: close")
     halves = [server.connect() for _ in range(8)]
     for stream in halves:
@@ -99,23 +86,23 @@ def test_row_56_a_server_that_may_open_nothing_more_lives_until_it_may(server: C
     assert kept.recv(2**16).startswith(b"HTTP/1.1 200")
     busy = server.send("hold")
     server.wait_in_flight(1)
-    with limited(server, resource.RLIMIT_NOFILE, open_files(server)):
+    with limited(server, resource.RLIMIT_NOFILE, server.open_files):
         late = [server.send("late") for _ in range(4)]
         server.open_gate()
         assert answer(busy)[0] == 200
     assert {outcome(stream) for stream in late} <= {200, None}, "answered, or closed to make room for the next"
     server.assert_serves()
-    assert log(server).count("\n") < 1000
+    assert server.log.count("\n") < 1000
 
 
 def test_row_50_memory_that_is_forbidden_while_it_serves_costs_the_request_that_needs_it(any_server: Child) -> None:
     any_server.assert_serves()
-    with limited(any_server, resource.RLIMIT_AS, mapped_bytes(any_server) + SPARE_BYTES):
+    with limited(any_server, resource.RLIMIT_AS, any_server.mapped_bytes + SPARE_BYTES):
         status, body = answer(any_server.send("allocate"))
         assert status == 503, body
         assert "no memory for this request" in body["error"]["message"]
         any_server.assert_serves()
-    any_server.wait_until(lambda: '"memory.exhausted"' in log(any_server))
+    any_server.wait_until(lambda: '"memory.exhausted"' in any_server.log)
     assert answer(any_server.send("allocate"))[0] == 200
     any_server.assert_serves()
 
@@ -123,7 +110,7 @@ def test_row_50_memory_that_is_forbidden_while_it_serves_costs_the_request_that_
 def test_row_50_a_server_that_may_map_little_more_lives_until_it_may(server: Child) -> None:
     server.assert_serves()
     outcomes: set[int | None] = set()
-    with limited(server, resource.RLIMIT_AS, mapped_bytes(server) + LITTLE_BYTES):
+    with limited(server, resource.RLIMIT_AS, server.mapped_bytes + LITTLE_BYTES):
         for length in (10**2, 10**5, 10**6, 10**7, 2 * 10**7) * 4:
             try:
                 stream = server.send("a" * length)
@@ -133,7 +120,7 @@ def test_row_50_a_server_that_may_map_little_more_lives_until_it_may(server: Chi
                 outcomes.add(outcome(stream))
     assert outcomes <= {200, 400, 413, 503, None}
     server.assert_serves()
-    assert "crashed" not in log(server)
+    assert "crashed" not in server.log
 
 
 def test_row_54_signals_that_ask_for_nothing_or_for_stacks_end_nothing(any_server: Child) -> None:
@@ -141,11 +128,11 @@ def test_row_54_signals_that_ask_for_nothing_or_for_stacks_end_nothing(any_serve
     any_server.process.send_signal(signal.SIGUSR2)
     held = any_server.send("hold")
     any_server.wait_in_flight(1)
-    before = log(any_server).count("in preprocess")
+    before = any_server.log.count("in preprocess")
 
     def is_told() -> bool:
         any_server.process.send_signal(signal.SIGUSR1)  # it may come before the thread does
-        return log(any_server).count("in preprocess") > before
+        return any_server.log.count("in preprocess") > before
 
     any_server.wait_until(is_told)
     any_server.open_gate()
@@ -170,6 +157,6 @@ def test_row_54_a_server_that_was_told_to_outlive_its_terminal_does(tmp_path: Pa
             server.wait_ready()
             server.process.send_signal(signal.SIGHUP)
             server.assert_serves()
-            assert server.get("/ready")[0] == 200
+            assert server.ask("/ready")[0] == 200
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import secrets
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Final
 
 from tests.models.tiny import build
+from tests.servers.process import ServerProcess, serve_command
 
 KINDS: Final[Mapping[str, str]] = {
     "vectors": "bert-mean",
@@ -32,7 +27,6 @@ KINDS: Final[Mapping[str, str]] = {
 KEY: Final = secrets.token_hex(16)
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
 
-_SERVER: Final = "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"
 _FUZZER: Final = "from schemathesis.cli import schemathesis; schemathesis()"
 _CASES: Final = re.compile(r"(?P<cases>[\d,]+) generated")
 
@@ -58,67 +52,35 @@ def fuzz(
     Raises:
         Wrong: An answer is not as described, or the server has leftovers.
     """
-    with _server(folder) as url:
-        command = [sys.executable, "-c", _FUZZER, "--config-file", str(CONFIG), "run", f"{url}/openapi.json"]
+    with _server(folder) as server:
+        server.wait_ready()
+        description = f"http://127.0.0.1:{server.port}/openapi.json"
+        command = [sys.executable, "-c", _FUZZER, "--config-file", str(CONFIG), "run", description]
         command += ["-H", f"Authorization: Bearer {KEY}", "--phases", ",".join(phases), "-n", str(examples)]
         command += ["--seed", str(seed), "--continue-on-failure", "--no-color", "--suppress-health-check", "all"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Wrong(done.stdout + done.stderr)
-        in_flight = _get(f"{url}/load")["server_load"]
-        if in_flight or not _get(f"{url}/ready")["ready"]:
+        in_flight = server.ask("/load")[1]["server_load"]
+        if in_flight or server.ask("/ready")[0] != 200:
             raise Wrong(f"{in_flight} requests are left in flight")
-    statuses = Counter(json.loads(line)["status"] for line in _log(folder) if '"request.finished"' in line)
+        if code := server.end():
+            raise Wrong(f"the server ended with {code}")
+    statuses = Counter(event["status"] for event in server.events if event["event"] == "request.finished")
     if statuses[504] > sum(statuses.values()) / 4:
         raise Wrong(f"too many of the requests had no time to be looked at: {dict(statuses)}")
-    if crashes := [line for line in _log(folder) if '"request.crashed"' in line or '"connection.failed"' in line]:
-        raise Wrong("\n".join(crashes[:10]))
-    if KEY in "".join(_log(folder)):
+    if crashes := [event for event in server.events if event["event"] in ("request.crashed", "connection.failed")]:
+        raise Wrong("\n".join(map(str, crashes[:10])))
+    if KEY in server.log:
         raise Wrong("the log has the key")
     found = _CASES.search(done.stdout)
     said = f"{done.stdout}\nanswers by status: {dict(sorted(statuses.items()))}"
     return int(found["cases"].replace(",", "")) if found else 0, said
 
 
-@contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    """A server process on a port of its own, which must end in order."""
-    command = [sys.executable, "-c", _SERVER, "serve", "--port", "0", "--offline", "--log-format", "json"]
-    command += ["--dtype", "float32", "--api-key-file", str(folder / "keys")]
+def _server(folder: Path) -> ServerProcess:
+    """Start a server of all kinds."""
     (folder / "keys").write_text(KEY)
-    for name, kind in KINDS.items():
-        command += ["--model", f"{name}={build(kind, folder / name)}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    try:
-        yield _wait_until_ready(folder, process)
-        process.terminate()
-        if code := process.wait(timeout=60):
-            raise Wrong(f"the server ended with {code}")
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(folder: Path, process: subprocess.Popen[bytes]) -> str:
-    until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
-        events = [json.loads(line) for line in _log(folder) if line.startswith("{") and line.endswith("}\n")]
-        url = next((event["url"] for event in events if event["event"] == "server.listening"), None)
-        if url is not None and _get(f"{url}/ready")["ready"]:
-            return str(url)
-        time.sleep(0.1)
-    raise Wrong("the server does not start:\n" + "".join(_log(folder)[-5:]))
-
-
-def _log(folder: Path) -> list[str]:
-    return (folder / "log").read_text().splitlines(keepends=True)
-
-
-def _get(url: str) -> Any:
-    try:
-        with urlopen(Request(url, headers={"authorization": f"Bearer {KEY}"}), timeout=30) as answer:
-            return json.loads(answer.read())
-    except HTTPError as error:
-        with error:
-            return json.loads(error.read())
+    models = [f"--model={name}={build(kind, folder / name)}" for name, kind in KINDS.items()]
+    flags = ("--dtype", "float32", "--api-key-file", str(folder / "keys"), *models)
+    return ServerProcess(serve_command(*flags), folder / "log", key=KEY)

@@ -19,13 +19,12 @@ from http.client import HTTPConnection, HTTPException
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.request import Request, urlopen
 
 import typer
 
 from tests.fuzz.run import KINDS
 from tests.hostile.attack import ATTACKER_KEY, Setting
-from tests.hostile.server import Running, running
+from tests.hostile.server import AttackedServer, attacked
 
 PROBE_EVERY_S: Final = 0.01
 FREE_BYTES: Final = 96 * 2**20
@@ -147,26 +146,26 @@ class Effect:
 
 
 @contextmanager
-def serving() -> Iterator[Running]:
+def attacked_on_every_route() -> Iterator[AttackedServer]:
     """A server of tiny models that between them have every route."""
     from tests.models.tiny import build  # torch: seconds to import
 
     with tempfile.TemporaryDirectory() as folder:
         models = [f"{name}={build(kind, Path(folder) / name)}" for name, kind in KINDS.items()]
-        flags = ("--offline", "--dtype", "float32", *(part for model in models for part in ("--model", model)))
-        with running(Setting(flags, model=None)) as server:
+        flags = ("--dtype", "float32", *(part for model in models for part in ("--model", model)))
+        with attacked(Setting(flags, model=None)) as server:
             yield server
 
 
-def described(server: Running) -> Mapping[str, Any]:
+def described(server: AttackedServer) -> Mapping[str, Any]:
     """The server's own description."""
-    request = Request(f"http://127.0.0.1:{server.port}/openapi.json", headers=_authorized())
-    with urlopen(request, timeout=60) as answer:
-        found: Mapping[str, Any] = json.loads(answer.read())
-    return found
+    status, found = server.ask("/openapi.json")
+    assert status == 200, found
+    described: Mapping[str, Any] = found
+    return described
 
 
-def attack(server: Running, field: Field, shape: str, size: int) -> Effect:
+def attack(server: AttackedServer, field: Field, shape: str, size: int) -> Effect:
     """Send one body, and measure its effect on the server."""
     kind, body = field.body(shape, size)
     before = server.resident_bytes
@@ -261,7 +260,7 @@ def main(
 ) -> None:
     """Send dense bodies to every route; fail if a probe waits or memory grows."""
     wrong = 0
-    with serving() as server:
+    with attacked_on_every_route() as server:
         for field, shape in chosen(described(server), every_shape=every_shape):
             if only not in field.path:
                 continue

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from tests.hostile.attack import BYSTANDER_KEY
-from tests.hostile.server import Running
+from tests.hostile.server import AttackedServer
 
 TEXT_EVERY_S = 0.05
 PROBE_EVERY_S = 0.1
@@ -57,10 +57,10 @@ class Both:
 
 
 @contextmanager
-def observing(server: Running) -> Iterator[Both]:
+def observing(server: AttackedServer) -> Iterator[Both]:
     """Ask a server during the block, and note how it answers."""
     both, stop = Both(), threading.Event()
-    connect = partial(_connection, server)
+    connect = partial(server.http, TIMEOUT_S)
     texts = [_Client(connect) for _ in range(AT_ONCE)]
     kinds = (
         (TEXT_EVERY_S, both.client, texts),
@@ -98,12 +98,6 @@ def _answer_calls(ask: Callable[[], None], observed: Observed, due: queue.Simple
         except (OSError, http.client.HTTPException, _WrongAnswerError) as error:
             observed.errors.append(f"{type(error).__name__}: {error}")
         observed.seconds.append(time.monotonic() - began)
-
-
-def _connection(server: Running) -> http.client.HTTPConnection:
-    if server.trust is None:
-        return http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-    return http.client.HTTPSConnection("127.0.0.1", server.port, timeout=TIMEOUT_S, context=server.trust)
 
 
 class _WrongAnswerError(Exception):

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from tests.hostile.attack import Attack, Counts, Target
 from tests.hostile.bystanders import Both, observing
-from tests.hostile.server import Running, running
+from tests.hostile.server import AttackedServer, attacked
 
 OVERTIME_S = 60.0
 """Seconds that an attack may take beyond its time, as it waits for answers."""
@@ -64,14 +64,14 @@ def outcomes(attacks: list[Attack], seconds: float) -> Generator[Outcome, None, 
         seconds: Time of each, and of the calm before it.
     """
     for setting, group in groupby(attacks, key=lambda each: each.setting):
-        with running(setting) as server:
+        with attacked(setting) as server:
             with observing(server):
                 time.sleep(1.0)  # the first batches are slow
             for attack in group:
                 yield _outcome(attack, server, seconds)
 
 
-def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
+def _outcome(attack: Attack, server: AttackedServer, seconds: float) -> Outcome:
     with observing(server) as calm:
         time.sleep(seconds)
     resident = server.resident_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staged_pool.runtime.models.tokenizing.limits import MAX_CHARACTERS
-from tests.hostile.bodies import SHAPES, TEXTS, attack, chosen, described, serving
+from tests.hostile.bodies import SHAPES, TEXTS, attack, attacked_on_every_route, chosen, described
 
 SIZE = 2**20
 FIELDS = 2
@@ -24,7 +24,7 @@ def most_grown_bytes(shape: str) -> int:
 
 
 def test_no_body_holds_the_server_or_its_memory() -> None:
-    with serving() as server:
+    with attacked_on_every_route() as server:
         description = described(server)
         seen = [attack(server, field, shape, SIZE) for field, shape in chosen(description, most_fields=FIELDS)]
         assert {each.shape for each in seen} == set(SHAPES)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.models.tiny import build, edit_json, rerankers, write_json
-
-COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
+from tests.servers.process import run_command
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "check", "--offline", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return run_command("check", "--offline", *arguments)
 
 
 def told(stderr: str) -> list[str]:
@@ -90,10 +87,7 @@ def test_a_language_model_of_which_nothing_is_known_names_the_ways_out_that_work
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("error: config.json: LlamaForCausalLM is a language model")
     assert all(flag in done.stderr for flag in ("--task embed", "--task score", "--score-template", "--score-tokens"))
-    embedded = subprocess.run(
-        [*COMMAND, "embed", "--offline", "--model", folder, "--task", "embed", "a text"],
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    embedded = run_command("embed", "--offline", "--model", folder, "--task", "embed", "a text")
     assert len(json.loads(embedded.stdout)["embedding"]) == 32
     scored = check(folder, "--score-template", "{query} {document}", "--score-tokens", "yes,no", "--dtype", "float32")
     assert json.loads(scored.stdout)["activation"] == "sigmoid"

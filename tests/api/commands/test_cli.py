@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -26,8 +19,7 @@ from staged_pool.runtime.requests import Image, Output
 from tests.models.images.drawing import drawing, encode
 from tests.models.requests import embed
 from tests.models.tiny import CLASSIFIERS, build
-
-COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
+from tests.servers.process import START_S, ServerProcess, run_command, serve_command
 
 
 @pytest.fixture(autouse=True)
@@ -35,112 +27,42 @@ def nothing_blocks_the_event_loop() -> None:
     """These tests have no event loop, and wait for processes."""
 
 
-def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | environment,
-        check=False,
-    )
+def server_of(*flags: str, folder: Path) -> ServerProcess:
+    return ServerProcess(serve_command(*flags), folder / "log")
 
 
-class Process:
-    """A server in a process, and its log."""
-
-    def __init__(self, *arguments: str, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self._log = log
-        self.started = time.perf_counter()
-        with log.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [*COMMAND, "serve", "--port", str(self.port), "--log-format", "json", "--offline", *arguments],
-                stderr=stderr,
-            )
-
-    def get(self, path: str, body: object = None) -> tuple[int, Any]:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:
-                return response.status, json.loads(response.read() or b"null")
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.loads(error.read())
-
-    def wait_until_it_listens(self) -> None:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=30).close()
-                return
-            except ConnectionRefusedError:
-                assert self.process.poll() is None, self._log.read_text()
-                assert time.perf_counter() - self.started < 30
-                time.sleep(0.005)
-
-    def wait_until_ready(self) -> None:
-        while self.get("/ready")[0] != 200:
-            assert self.process.poll() is None, self._log.read_text()
-            assert time.perf_counter() - self.started < 60
-            time.sleep(0.05)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=30)
-
-    @property
-    def events(self) -> list[str]:
-        return [json.loads(line)["event"] for line in self._log.read_text().splitlines()]
-
-
-@pytest.fixture
-def processes() -> Iterator[list[Process]]:
-    """Put each started process here: whatever the test does, it ends."""
-    started: list[Process] = []
-    yield started
-    for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+def names(server: ServerProcess) -> list[str]:
+    """The names of the events in its log, which is nothing but JSON."""
+    return [json.loads(line)["event"] for line in server.log.splitlines()]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_it_answers_probes_at_once_serves_when_loaded_and_drains_when_told(
-    backend: str, tiny_folder: Path, tmp_path: Path, processes: list[Process]
+    backend: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    server = Process("--backend", backend, "--model", str(tiny_folder), log=tmp_path / "log")
-    processes.append(server)
-    server.wait_until_it_listens()
-    health, ready = server.get("/health"), server.get("/ready")
-    server.wait_until_ready()
-    answer = server.get("/v1/embeddings", {"input": ["a", "b"]})
-    code = server.end()
+    with server_of("--backend", backend, "--model", str(tiny_folder), folder=tmp_path) as server:
+        health, ready = server.ask("/health"), server.ask("/ready")
+        server.wait_ready()
+        answer = server.ask("/v1/embeddings", {"input": ["a", "b"]})
+        code = server.end()
     assert (health[0], set(health[1])) == (200, {"unix"})
     assert ready == (503, {"ready": False, "reason": "loading the model"})
     assert answer[0] == 200
     assert len(answer[1]["data"]) == 2
     assert code == 0
-    assert server.events[0] == "server.listening"
-    assert [event for event in server.events if event.startswith("server.")][1:] == [
+    assert names(server)[0] == "server.listening"
+    assert [name for name in names(server) if name.startswith("server.")][1:] == [
         "server.ready",
         "server.stopping",
         "server.stopped",
     ]
 
 
-def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path, processes: list[Process]) -> None:
-    server = Process("--model", str(tiny_folder), log=tmp_path / "log")
-    processes.append(server)
-    server.wait_until_it_listens()
-    assert server.get("/ready")[0] == 503
-    assert server.end(signal.SIGINT) == 0
-    assert "server.ready" not in server.events
+def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path) -> None:
+    with server_of("--model", str(tiny_folder), folder=tmp_path) as server:
+        assert server.ask("/ready")[0] == 503
+        assert server.end(signal.SIGINT) == 0
+    assert "server.ready" not in names(server)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +76,7 @@ def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path, pro
     ],
 )
 def test_a_setting_out_of_range_is_named_as_a_flag(flag: tuple[str, str], words: str) -> None:
-    done = run("serve", *flag)
+    done = run_command("serve", *flag)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {flag[0]} {flag[1]}: {words}\n"
 
@@ -162,7 +84,7 @@ def test_a_setting_out_of_range_is_named_as_a_flag(flag: tuple[str, str], words:
 def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = run("serve", STAGED_POOL_PORT=port)
+        done = run_command("serve", STAGED_POOL_PORT=port)
     assert done.returncode == 2
     assert done.stderr == (
         f"error: --port {port}: another process already listens there on 127.0.0.1; stop it, or choose another port\n"
@@ -170,7 +92,7 @@ def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
 
 
 def test_a_host_that_is_not_there_is_said_in_a_sentence() -> None:
-    done = run("serve", "--host", "no.such.host.invalid")
+    done = run_command("serve", "--host", "no.such.host.invalid")
     assert (done.returncode, done.stderr) == (
         2,
         "error: --host 'no.such.host.invalid': no such host name or address\n",
@@ -211,15 +133,7 @@ WRONG: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(wrong)[:40] for wrong, _ in WRONG])
 def test_what_is_wrong_is_said_before_torch_is_imported(arguments: list[str], words: str) -> None:
-    done = subprocess.run(
-        [*LIGHT, *arguments],
-        input="\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
+    done = run_command(*arguments, command=LIGHT, stdin="\n", HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
@@ -230,7 +144,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_fo
     folder = tmp_path / "model"
     if wrong == "without weights":
         shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    done = run("serve", "--port", "0", "--model", str(folder))
+    done = run_command("serve", "--port", "0", "--model", str(folder))
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2
     assert len(errors) == 1
@@ -242,7 +156,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_fo
 def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> None:
     texts = ["a query", "another"]
     arguments, stdin = ([], "\n".join(texts) + "\n") if from_stdin else (texts, "")
-    done = run(
+    done = run_command(
         "embed", "--model", str(tiny_folder), "--offline", "--matryoshka", "--dimensions", "3", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -257,7 +171,7 @@ def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> 
 def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path) -> None:
     documents = ["a query", "another"]
     arguments, stdin = ([], "\n".join(documents) + "\n") if from_stdin else (documents, "")
-    done = run(
+    done = run_command(
         "score", "--model", str(tiny_folder), "--offline", "--dtype", "float32", "a query", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -269,7 +183,7 @@ def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path)
 
 def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
     folder = build(next(iter(CLASSIFIERS)), tmp_path / "classifier")
-    done = run("classify", "--model", str(folder), "--offline", "a text", "another")
+    done = run_command("classify", "--model", str(folder), "--offline", "a text", "another")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert [(row["index"], row["text"]) for row in rows] == [(0, "a text"), (1, "another")]
@@ -277,17 +191,17 @@ def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
 
 
 def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -> None:
-    done = run("classify", "--model", str(tiny_folder), "--offline", "a text")
+    done = run_command("classify", "--model", str(tiny_folder), "--offline", "a text")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].endswith("has no labels to classify by.")
 
 
 def test_an_image_is_read_from_its_file_and_a_model_of_texts_rejects_it(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"cat")
-    done = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
+    done = run_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].endswith("reads no images.")
-    missing = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
+    missing = run_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
     assert missing.returncode == 2
     assert "dog.png" in "".join(missing.stderr.replace("│", "").split())  # the box breaks lines
 
@@ -305,7 +219,7 @@ def images(tmp_path: Path) -> list[Path]:
 def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: list[Path]) -> None:
     folder = build(kind, tmp_path / kind)
     common = ("embed", "--model", str(folder), "--offline", "--dtype", "float32")
-    done = run(*common, "--image", str(images[0]), "a text", "--image", str(images[1]))
+    done = run_command(*common, "--image", str(images[0]), "a text", "--image", str(images[1]))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     named = [(row["index"], row.get("text"), row.get("image")) for row in rows]
@@ -320,7 +234,7 @@ def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: li
 
 def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
-    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
+    done = run_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert [row["image"] for row in rows] == [*map(str, images)]
@@ -332,46 +246,33 @@ def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:
 def test_an_image_that_cannot_be_read_is_named_by_its_file(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
     images[1].write_bytes(images[1].read_bytes()[:100])
-    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
+    done = run_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {images[1]}: The image is a JPEG that cannot be decoded")
 
 
-def test_keys_of_a_file_are_asked_for_and_do_not_come_out(
-    tiny_folder: Path, tmp_path: Path, processes: list[Process]
-) -> None:
+def test_keys_of_a_file_are_asked_for_and_do_not_come_out(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\nvery-secret\n")
     keys = ("--api-key-file", str(tmp_path / "keys"))
-    server = Process("--model", str(tiny_folder), *keys, "--log-level", "debug", log=tmp_path / "log")
-    processes.append(server)
-    server.wait_until_it_listens()
-    server.wait_until_ready()
-    status, rejected = server.get("/v1/embeddings", {"input": "a"})
-    assert (status, rejected["error"]["type"]) == (401, "AuthenticationError")
-    assert server.end() == 0
-    assert "very-secret" not in (tmp_path / "log").read_text()
+    with server_of("--model", str(tiny_folder), *keys, "--log-level", "debug", folder=tmp_path) as server:
+        server.wait_ready()
+        status, rejected = server.ask("/v1/embeddings", {"input": "a"})
+        assert (status, rejected["error"]["type"]) == (401, "AuthenticationError")
+        assert server.end() == 0
+    assert "very-secret" not in server.log
 
 
-def test_a_server_on_a_unix_socket_removes_it_when_it_ends(
-    tiny_folder: Path, tmp_path: Path, processes: list[Process]
-) -> None:
+def test_a_server_on_a_unix_socket_removes_it_when_it_ends(tiny_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
-    server = Process("--model", str(tiny_folder), "--unix-socket", str(path), log=tmp_path / "log")
-    processes.append(server)
-    transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(transport=transport, base_url="http://pool", timeout=30) as client:
-        while not _listens(path) or client.get("/ready").status_code != 200:
-            assert server.process.poll() is None, server.events
-            time.sleep(0.05)
-        assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
-    assert server.end() == 0
+    with server_of("--model", str(tiny_folder), "--unix-socket", str(path), folder=tmp_path) as server:
+        server.wait_listening()
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://pool", timeout=30) as client:
+            server.wait_until(lambda: client.get("/ready").status_code == 200, START_S)
+            assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+        assert server.end() == 0
     assert not path.exists()
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
 
 
 @pytest.mark.parametrize(
@@ -385,14 +286,14 @@ def _listens(path: Path) -> bool:
     ],
 )
 def test_a_wrong_flag_of_access_or_transport_ends_with_one_line(flags: tuple[str, ...], words: str) -> None:
-    done = run("serve", "--port", "0", *flags)
+    done = run_command("serve", "--port", "0", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert words in line
 
 
 def test_the_version_is_printed() -> None:
-    done = run("--version")
+    done = run_command("--version")
     assert (done.returncode, done.stdout.strip().count(".")) == (0, 2)
 
 
