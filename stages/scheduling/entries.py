@@ -64,7 +64,7 @@ class BatchTrigger(enum.StrEnum):
     BUDGET = "cost"  # the label of the metric
     """The next entry would have exceeded the token budget."""
     SHARE = "share"
-    """The next entries were left to the other slots."""
+    """The next entries were left to the other slots; see rule 5 of `batch_former`."""
 
 
 @dataclass(frozen=True, slots=True)
