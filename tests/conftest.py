@@ -14,7 +14,7 @@ import structlog
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
 
-from tests.doubles import captured_logs
+from tests.support.logs import captured_logs
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Decision files of the tests are not the user's, and each question is measured once for all of them.

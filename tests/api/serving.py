@@ -28,7 +28,8 @@ from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import LetterModel, until
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain sockets: by itself each one reads the certificates of all authorities, which takes longer than

@@ -26,7 +26,9 @@ from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, serving, statuses
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

@@ -21,8 +21,8 @@ from staged_pool.api.wire.dialects.pooling import TASKS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Output
 from tests.api.serving import Served, engine_on, post, read_answer, serving
-from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TaskModel
-from tests.doubles import CARD, LetterModel
+from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER
+from tests.support.model import LetterModel
 
 BGE_M3: Final = (Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS)
 ROUTES: Final = (
@@ -116,9 +116,9 @@ def test_placing_again_changes_nothing() -> None:
 
 MODELS: Final = (
     LetterModel(),
-    TaskModel(replace(EMBEDDER, name="org/many")),
-    TaskModel(replace(CLASSIFIER, name="labels")),
-    TaskModel(replace(CROSS_ENCODER, name="ranks")),
+    LetterModel(replace(EMBEDDER, name="org/many")),
+    LetterModel(replace(CLASSIFIER, name="labels")),
+    LetterModel(replace(CROSS_ENCODER, name="ranks")),
 )
 
 

@@ -17,8 +17,8 @@ from staged_pool.api.http.listener import bind, url
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from tests.doubles import until
 from tests.models.tiny import build
+from tests.support.waiting import until
 
 KINDS: Final[Mapping[str, str]] = {
     "embedder": "bge-m3",

@@ -18,7 +18,9 @@ from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
 from tests.api.serving import Served, engine_on, serving
-from tests.doubles import Gate, LetterModel, acting_channels
+from tests.support.channels import acting_channels
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
 
 POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_")
 """Name prefixes of pool threads: the stages' idle threads, and asyncio's own pool, which resolves host names.

@@ -19,7 +19,6 @@ from typing import Final, Literal, TypeAlias, cast
 from unittest import mock
 
 import anyio
-import numpy as np
 
 from staged_pool.api.commands import logs
 from staged_pool.api.config import ServerConfig
@@ -28,14 +27,14 @@ from staged_pool.api.limits import server_state
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Payload, Row
-from staged_pool.runtime.requests import Output
 from staged_pool.stages.channel import Channel
-from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import DeviceLost, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.api.serving import OpenEngine, engine_on, only
-from tests.doubles import LetterModel, acting_channels
+from tests.support.cards import CARD
+from tests.support.channels import acting_channels
+from tests.support.model import LetterModel
 
 Scenario: TypeAlias = Literal["plain", "crash", "hang", "loading", "few files", "wide"]
 
@@ -74,13 +73,6 @@ class Deeds:
             threading.Event().wait()
 
 
-class WideModel(LetterModel):
-    """Returns vectors of `WIDE` numbers."""
-
-    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        return [Row({Output.DENSE: np.zeros(WIDE, dtype=np.float32)}, payload) for payload in payloads]
-
-
 async def crash(point: str) -> None:
     if point == "send postprocess":  # by the batch stage
         raise RuntimeError("a bug")
@@ -92,9 +84,8 @@ def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
         restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01),
         channel=acting_channels(crash) if scenario == "crash" else Channel,
     )
-    kind = WideModel if scenario == "wide" else LetterModel
-    model = kind(on_preprocess=deeds.preprocess, on_forward=deeds.forward)
-    model.card = replace(model.card, width=WIDE if scenario == "wide" else model.card.width)
+    card = replace(CARD, width=WIDE) if scenario == "wide" else CARD
+    model = LetterModel(card, on_preprocess=deeds.preprocess, on_forward=deeds.forward)
 
     @asynccontextmanager
     async def never(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AsyncIterator[Engine]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.api.serving import EMBED, Http2, post, statuses
 from tests.chaos.harness import UnderFire
-from tests.doubles import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ import pytest
 
 from tests.chaos.harness import Attacked
 from tests.chaos.seeing import attacked, body, rejection, settings, vectors
-from tests.doubles import until
 from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import build
 from tests.runtime.media.origin import LOCAL, NAME, answer, origin, redirect
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -31,10 +31,11 @@ from staged_pool.runtime.requests import Image, Output
 from tests.api.serving import Served, post, read_answer, serving
 from tests.chaos.harness import Attacked, eventually
 from tests.chaos.seeing import WORKERS, Vector, attacked, body, rejection, settings, vectors
-from tests.doubles import Gate, until
 from tests.models.images.drawing import chunk, drawing, encode, png
 from tests.models.requests import embed
 from tests.models.tiny import build
+from tests.support.gates import Gate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

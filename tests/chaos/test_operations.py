@@ -36,8 +36,10 @@ from tests.chaos.child import answer, child
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES
 from tests.conftest import BACKENDS
-from tests.doubles import Gate, expected, until
 from tests.servers.process import STEP_S, run_command
+from tests.support.gates import Gate
+from tests.support.model import expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

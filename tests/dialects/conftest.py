@@ -15,9 +15,9 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
-from tests.doubles import until
 from tests.models.conftest import TinyFolder, tiny_folder
 from tests.models.encoded_images import encode
+from tests.support.waiting import until
 
 __all__ = ["Serve", "tiny_folder"]
 

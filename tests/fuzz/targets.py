@@ -34,7 +34,7 @@ from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, decodable, read_structure
 from staged_pool.runtime.models.images.orientation import read_orientation
 from staged_pool.stages.errors import StagedPoolError, TooLarge, UnusableMedia
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 Target: TypeAlias = Callable[[bytes], None]
 MOST_UNPACKED: Final = 2**20

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import anyio
-import numpy as np
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.media.image_completer import ImageCompleter
-from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Pixels, PreparedImage, Row, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.stages.errors import InvalidInput, ModelFailed
-from staged_pool.stages.work import Prepared
-from tests.doubles import CARD, LetterModel, until
-
-
-@dataclass
-class SeeingModel(LetterModel):
-    """A model that reads an image as the letters of its bytes. Hooks are told of images as of texts."""
-
-    card: ModelCard = field(default_factory=lambda: replace(CARD, lanes=("text", "image")))
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
-        if inputs[0].lane == "text":
-            return super().preprocess(inputs)
-        letters = [b"".join(cast(bytes, image.source) for image in given.images).decode() for given in inputs]
-        self.preprocessed.append(letters)
-        self.on_preprocess(letters)
-        return [
-            Prepared(
-                PreparedImage(Pixels(np.array([ord(c) for c in text], dtype=np.uint8)), given.outputs, len(text)),
-                len(text),
-                "image",
-            )
-            for given, text in zip(inputs, letters, strict=True)
-        ]
-
-    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        sequences = [
-            TokenSequence(payload.pixels.values.tolist(), payload.outputs)
-            if isinstance(payload, PreparedImage)
-            else payload
-            for payload in payloads
-        ]
-        return super().forward(sequences, at_once)
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 
 @asynccontextmanager

@@ -18,7 +18,9 @@ from staged_pool.runtime.threads import core_limiter as cores_module
 from staged_pool.runtime.threads.core_limiter import CoreLimiter
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -15,7 +15,8 @@ from staged_pool.runtime.models.kernels.torch_threads import restore_threads, us
 from staged_pool.runtime.threads import openmp
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeviceLost
-from tests.doubles import Gate, until
+from tests.support.gates import Gate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

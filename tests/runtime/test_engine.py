@@ -10,13 +10,13 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import pytest
 import structlog
 import trio
@@ -26,8 +26,7 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
-from staged_pool.runtime.model import Row
-from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
+from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.statistics import Phase
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import (
@@ -45,7 +44,12 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.doubles import Gate, LetterModel, acting_channels, captured_logs, expected, until
+from tests.support.cards import CARD
+from tests.support.channels import acting_channels
+from tests.support.gates import Gate
+from tests.support.logs import captured_logs
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -678,17 +682,12 @@ def test_it_runs_under_each_way_to_start_a_program(run: Any) -> None:
 async def test_a_large_answer_to_one_input_is_made_off_the_event_loop() -> None:
     made_in: list[int] = []
 
-    class Wide(LetterModel):
-        def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> list[Any]:
-            return [Row({Output.DENSE: np.zeros(len(payload.ids) * 1000, np.float32)}, payload) for payload in payloads]
-
     def encode(result: object) -> None:
         made_in.append(threading.get_ident())
 
-    async with engine_on(Wide()) as engine:
-        for length in (1, 100):
-            request = EmbedRequest(inputs=(TextInput("a" * length),))
-            await engine.submit(partial(_same, request), encode)
+    for width in (1_000, 100_000):
+        async with engine_on(LetterModel(replace(CARD, width=width))) as engine:
+            await engine.submit(partial(_same, EmbedRequest(inputs=(TextInput("a"),))), encode)
     assert made_in[0] == threading.get_ident() != made_in[1]
 
 

@@ -18,9 +18,9 @@ from staged_pool.runtime.requests import Chat, EmbedRequest, Image, Output, Text
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from tests.doubles import CARD, LetterModel, expected
-from tests.runtime.seeing import SeeingModel
 from tests.runtime.seeing import engine_on as an_engine_on
+from tests.support.cards import BOTH_LANES, CARD
+from tests.support.model import LetterModel, expected
 
 pytestmark = pytest.mark.anyio
 
@@ -77,7 +77,7 @@ async def test_a_wrong_argument_is_rejected_by_its_name(what: str) -> None:
 async def test_images_and_conversations_may_stand_where_texts_do() -> None:
     chat = Chat(({"role": "user", "content": ("a", Image(b"cat"))},))
     spoken = Chat(({"role": "user", "content": "hi"},))
-    async with an_engine_on(SeeingModel()) as engine:
+    async with an_engine_on(LetterModel(BOTH_LANES)) as engine:
         alone = await engine.embed(Image(b"cat"))
         among = await engine.embed(["a", Image(b"dog"), chat, [97], spoken])
         scores = (await engine.score(Image(b"cat"), ["a", Image(b"cat"), chat])).scores

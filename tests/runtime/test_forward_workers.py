@@ -25,7 +25,10 @@ from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError, DeviceLost, EngineStopped, ModelFailed, OutOfMemory
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.timeline import Timeline
-from tests.doubles import CARD, Gate, LetterModel, expected, until
+from tests.support.cards import CARD
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,9 @@ from staged_pool.api.app.metrics import _device_families
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import LetterModel, expected, until
 from tests.runtime.seeing import engine_on
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ class Slow(LetterModel):
     """
 
     def __init__(self, *, forward_s: float, preprocess_s: float) -> None:
-        super().__init__(on_preprocess=self._prepare, on_forward=self._compute)
+        super().__init__(on_preprocess=self._in_preprocess, on_forward=self._in_forward)
         self.forward_s = forward_s
         self.preprocess_s = preprocess_s
         self.held: dict[str, threading.Event] = {}
@@ -42,14 +43,14 @@ class Slow(LetterModel):
     def clock(self) -> float:
         return perf_counter() + self._ahead_s
 
-    def _prepare(self, texts: Sequence[str]) -> None:
+    def _in_preprocess(self, texts: Sequence[str]) -> None:
         for text in texts:
             if text in self.held:
                 assert self.held[text].wait(30)
                 return
         self._ahead_s += self.preprocess_s
 
-    def _compute(self, _: Sequence[str]) -> None:
+    def _in_forward(self, _: Sequence[str]) -> None:
         self._ahead_s += self.forward_s
 
 

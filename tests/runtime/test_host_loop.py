@@ -23,7 +23,9 @@ from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

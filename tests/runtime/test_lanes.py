@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,14 +12,16 @@ from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
-from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.stages import batch
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from staged_pool.stages.work import Prepared
-from tests.doubles import CARD, Gate, LetterModel, acting_channels, expected, until
-from tests.runtime.seeing import SeeingModel, ask, engine_on, image, waiting_to_be_fed
+from tests.runtime.seeing import ask, engine_on, image, waiting_to_be_fed
+from tests.support.cards import BOTH_LANES, CARD
+from tests.support.channels import acting_channels
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +37,7 @@ class ImageGate(Gate):
 
 
 async def test_texts_and_images_of_a_request_are_answered_in_their_order() -> None:
-    async with engine_on(SeeingModel(), chunk_items=2) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), chunk_items=2) as engine:
         result = await ask(engine, "a", image("B"), "c", image("D"), image("E"), "f")
     assert_array_equal(result.embeddings, [expected(letter) for letter in "aBcDEf"])
     assert result.usage.prompt_tokens == 6
@@ -44,7 +46,7 @@ async def test_texts_and_images_of_a_request_are_answered_in_their_order() -> No
 async def test_a_model_of_one_lane_has_four_stages() -> None:
     async with engine_on(LetterModel()) as engine:
         assert [stage.name for stage in engine.statistics().stages] == ["parse", "preprocess", "batch", "postprocess"]
-    images = SeeingModel(card=replace(CARD, lanes=("image",)))
+    images = LetterModel(replace(CARD, lanes=("image",)))
     async with engine_on(images) as engine:
         assert [stage.name for stage in engine.statistics().stages] == ["parse", *IMAGES, "postprocess"]
         assert_array_equal((await ask(engine, image("A"))).embeddings, [expected("A")])
@@ -55,7 +57,7 @@ async def test_a_model_of_one_lane_has_four_stages() -> None:
 async def test_a_text_overtakes_images_that_hold_every_thread_of_preprocess() -> None:
     """More requests of images than parse has workers: none of them may wait there."""
     gate = ImageGate()
-    model = SeeingModel(on_preprocess=gate)
+    model = LetterModel(BOTH_LANES, on_preprocess=gate)
     async with engine_on(model, image_preprocess_limit=2) as engine, anyio.create_task_group() as tasks:
         for _ in range(PARSE_WORKERS + 40):
             tasks.start_soon(ask, engine, image("A"), image("B"))
@@ -68,7 +70,7 @@ async def test_a_text_overtakes_images_that_hold_every_thread_of_preprocess() ->
 
 async def test_a_text_overtakes_images_that_hold_the_device() -> None:
     gate = ImageGate()
-    model = SeeingModel(on_forward=gate)
+    model = LetterModel(BOTH_LANES, on_forward=gate)
     async with engine_on(model) as engine, anyio.create_task_group() as tasks:
         for _ in range(20):
             tasks.start_soon(ask, engine, image("A"))
@@ -81,7 +83,7 @@ async def test_a_text_overtakes_images_that_hold_the_device() -> None:
 async def test_a_text_beside_images_does_not_have_the_cores_to_itself(shared_cores: int | None) -> None:
     """This holds where forwards and preprocess share the cores."""
     preparing, computing = ImageGate(), ImageGate()
-    model = SeeingModel(on_preprocess=preparing, on_forward=computing)
+    model = LetterModel(BOTH_LANES, on_preprocess=preparing, on_forward=computing)
     model.card = replace(model.card, forward_workers=2)
     async with engine_on(model, shared_cores=shared_cores) as engine, anyio.create_task_group() as tasks:
         await ask(engine, "alone")
@@ -109,7 +111,7 @@ class GateOf(Gate):
 
 
 @asynccontextmanager
-async def preparing_on_the_only_core(model: SeeingModel, gate: Gate) -> AsyncIterator[Engine]:
+async def preparing_on_the_only_core(model: LetterModel, gate: Gate) -> AsyncIterator[Engine]:
     """An engine that prepares the image B on the only core, until the gate opens."""
     async with engine_on(model, shared_cores=1, image_preprocess_limit=2) as engine:
         async with anyio.create_task_group() as tasks:
@@ -121,7 +123,7 @@ async def preparing_on_the_only_core(model: SeeingModel, gate: Gate) -> AsyncIte
 
 async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> None:
     gate = GateOf("B")
-    model = SeeingModel(on_preprocess=gate)
+    model = LetterModel(BOTH_LANES, on_preprocess=gate)
     async with preparing_on_the_only_core(model, gate) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, image("A"))
         await until(lambda: engine.statistics().device.holds.get("cores", 0) > 0)
@@ -132,13 +134,13 @@ async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> Non
 async def test_images_wait_for_no_call_that_hangs_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CORE_TIMEOUT_S", 0.001)
     gate = GateOf("B")
-    async with preparing_on_the_only_core(SeeingModel(on_preprocess=gate), gate) as engine:
+    async with preparing_on_the_only_core(LetterModel(BOTH_LANES, on_preprocess=gate), gate) as engine:
         assert_array_equal((await ask(engine, image("A"))).embeddings, [expected("A")])
 
 
 async def test_each_image_is_a_call_of_its_own_and_images_share_a_forward() -> None:
     gate = ImageGate()
-    model = SeeingModel(on_forward=gate)
+    model = LetterModel(BOTH_LANES, on_forward=gate)
     async with engine_on(model, image_preprocess_limit=1) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, image("A"))
         await gate.arrived()
@@ -151,7 +153,7 @@ async def test_each_image_is_a_call_of_its_own_and_images_share_a_forward() -> N
 
 async def test_a_request_of_many_images_does_not_hold_up_one_of_a_single_one() -> None:
     gate = ImageGate()
-    model = SeeingModel(on_preprocess=gate)
+    model = LetterModel(BOTH_LANES, on_preprocess=gate)
     async with engine_on(model, image_preprocess_limit=1, channel_capacity=1) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, engine, *[image("M")] * 50)
@@ -164,7 +166,7 @@ async def test_a_request_of_many_images_does_not_hold_up_one_of_a_single_one() -
 
 async def test_images_that_wait_for_the_device_are_bounded() -> None:
     gate = Gate()
-    model = SeeingModel()
+    model = LetterModel(BOTH_LANES)
     async with engine_on(model, max_batch_tokens=2) as engine, anyio.create_task_group() as tasks:
         await ask(engine, image("AB"))  # the engine learns the tokens of an image
         model.on_forward = gate
@@ -180,7 +182,11 @@ async def test_images_that_wait_for_the_device_are_bounded() -> None:
 @pytest.mark.parametrize("place", ["preprocess", "device"])
 async def test_a_caller_who_leaves_frees_its_room_and_nothing_further_of_it_begins(place: str) -> None:
     gate = ImageGate()
-    model = SeeingModel(on_preprocess=gate) if place == "preprocess" else SeeingModel(on_forward=gate)
+    model = (
+        LetterModel(BOTH_LANES, on_preprocess=gate)
+        if place == "preprocess"
+        else LetterModel(BOTH_LANES, on_forward=gate)
+    )
     async with engine_on(model, image_preprocess_limit=1, max_batch_items=1) as engine:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
@@ -204,7 +210,7 @@ async def test_a_worker_that_crashes_in_one_lane_is_restarted_and_the_other_neve
             raise RuntimeError("a bug")
 
     options = StageOptions(restarts=RestartPolicy(first_delay_s=0.0), channel=acting_channels(crash))
-    async with engine_on(SeeingModel(), options=options) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), options=options) as engine:
         with pytest.raises(StageFailed, match="preprocess_images"):
             await ask(engine, image("A"), "a")
         assert_array_equal((await ask(engine, image("B"), "b")).embeddings, [expected("B"), expected("b")])
@@ -221,7 +227,7 @@ async def test_a_worker_that_crashes_in_one_lane_is_restarted_and_the_other_neve
 
 async def test_images_that_hang_cost_images_and_not_texts() -> None:
     gate = ImageGate()
-    model = SeeingModel(on_preprocess=gate)
+    model = LetterModel(BOTH_LANES, on_preprocess=gate)
     async with engine_on(model, image_preprocess_limit=1, preprocess_alarm_s=0.02) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, engine, image("A"))
@@ -238,14 +244,12 @@ async def test_images_that_hang_cost_images_and_not_texts() -> None:
 
 
 async def test_a_bad_image_fails_its_request_and_names_its_place() -> None:
-    class Choosy(SeeingModel):
-        def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
-            made = super().preprocess(inputs)
-            return [
-                InvalidInput("Not an image.", param="input") if "X" in self.preprocessed[-1] else one for one in made
-            ]
+    def read(file: bytes) -> str:
+        if file == b"X":
+            raise InvalidInput("Not an image.", param="input")
+        return file.decode()
 
-    async with engine_on(Choosy()) as engine:
+    async with engine_on(LetterModel(BOTH_LANES, read_image=read)) as engine:
         with pytest.raises(InvalidInput, match="Not an image") as caught:
             await ask(engine, "a", image("B"), image("X"))
     assert caught.value.index == 2
@@ -260,7 +264,7 @@ async def test_a_drain_waits_for_both_lanes() -> None:
             await ask(engine, *map(image, "ABCDEF"), "text")
             answered.append("images")
 
-        async with engine_on(SeeingModel(on_preprocess=gate), image_preprocess_limit=1) as engine:
+        async with engine_on(LetterModel(BOTH_LANES, on_preprocess=gate), image_preprocess_limit=1) as engine:
             tasks.start_soon(keep, engine)
             await gate.arrived()
             tasks.start_soon(engine.drain, 30)

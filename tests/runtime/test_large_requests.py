@@ -14,7 +14,9 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import EngineStopped, Overloaded
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

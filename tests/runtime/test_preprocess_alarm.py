@@ -9,8 +9,10 @@ import trio
 import trio.testing
 
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import Gate
-from tests.runtime.seeing import SeeingModel, ask, engine_on, image
+from tests.runtime.seeing import ask, engine_on, image
+from tests.support.cards import BOTH_LANES
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
 
 ALARM_S = 30.0
 
@@ -27,7 +29,7 @@ def test_a_call_that_begins_between_two_looks_is_told_of_when_it_is_overdue(logg
 
     async def main() -> None:
         gates = {"A": Gate(), "B": Gate()}
-        model = SeeingModel(on_preprocess=lambda letters: gates[letters[0]]())
+        model = LetterModel(BOTH_LANES, on_preprocess=lambda letters: gates[letters[0]]())
         options = StageOptions(clock=clock.current_time)
         async with (
             engine_on(model, options=options, preprocess_alarm_s=ALARM_S, image_preprocess_limit=2) as engine,

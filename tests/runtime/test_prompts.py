@@ -10,7 +10,7 @@ from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.tasks.embed import plan
 from staged_pool.stages.errors import InvalidInput
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 E5 = replace(CARD, prompts={"query": "query: ", "passage": "passage: "}, default_prompt="query: ")
 BGE = replace(CARD, prompts={"query": "Represent this: "})

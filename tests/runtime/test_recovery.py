@@ -12,8 +12,10 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.stages.errors import OutOfMemory
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import Gate, LetterModel, expected, until
 from tests.runtime.seeing import engine_on
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -18,9 +18,11 @@ from staged_pool.runtime.model import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 from staged_pool.stages.errors import ConfigError, ModelFailed
-from tests.doubles import Gate, LetterModel, expected, until
 from tests.runtime.seeing import engine_on
 from tests.runtime.test_coalescing import busy_engine
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 ENTRY_BYTES = 640
 """Bytes that count for an entry beside its numbers."""

@@ -22,7 +22,9 @@ from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeadlineExceeded
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from staged_pool.runtime.requests import ScoreRequest
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.runtime.tasks.score import plan, rank
 from staged_pool.stages.errors import InvalidInput, Unsupported
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 
 def request(**fields: Any) -> ScoreRequest:

@@ -16,8 +16,10 @@ from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest, ScoreRequest, TextInput
 from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFailed, StageFailed
 from tests.api.serving import engine_on
-from tests.api.task_doubles import CROSS_ENCODER, EMBEDDER, TaskModel
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.cards import CROSS_ENCODER, EMBEDDER
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +80,7 @@ async def test_every_result_comes_once_and_the_tokens_at_the_end() -> None:
 async def test_scores_one_by_one_are_those_of_the_whole(card: ModelCard, queries: tuple[str, ...]) -> None:
     request = ScoreRequest(queries=queries, documents=("ax", "y", "bca", "b", "zz"))
     taken = Taken()
-    async with running(TaskModel(card)) as engine:
+    async with running(LetterModel(card)) as engine:
         whole = await engine.submit(lambda: request, lambda result: result)
         await engine.stream(lambda: request, taken.write, taken.give)
     found = [score for result in taken.results for score in result.scores.tolist()]

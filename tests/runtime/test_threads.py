@@ -15,7 +15,8 @@ import pytest
 
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.worker import is_first
-from tests.doubles import Gate, until
+from tests.support.gates import Gate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

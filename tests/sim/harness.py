@@ -244,7 +244,7 @@ class Simulation:
             with _fail_after(client.host_timeout_s):
                 if client.tokenizes:
                     tokens = await engine.tokenize(f"tokens {client.number}")
-                    return tokens.strings[0]
+                    return "".join(tokens.strings)
                 if client.streams:
                     return await self._stream(client)
                 return await engine.submit(

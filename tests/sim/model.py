@@ -1,4 +1,4 @@
-"""Model of a simulated world: its rows depend on the item's token ids alone."""
+"""Model of a simulated world, and the requests of its clients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import (  # fmt: skip
-    Lane,
-    ModelCard,
     ModelInput,
     Payload,
     Pixels,
     PreparedImage,
     Row,
     SparseVector,
-    Tokens,
     TokenSequence,
     Values,
 )
@@ -33,12 +30,12 @@ from staged_pool.runtime.requests import (  # fmt: skip
     ScoreRequest,
     TextInput,
 )
-from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared, Request
-from tests.doubles import CARD
 from tests.sim.watch import Watch, payload_name, payload_part
 from tests.sim.world import ClientPlan, ItemPlan, Kind, Name, World, said
+from tests.support.cards import CARD
+from tests.support.model import LetterModel
 
 QUERY = "which of these"
 """The query of a client that has documents scored by pairs."""
@@ -84,13 +81,18 @@ def logit(name: Name) -> float:
     return ((name[0] * 31 + name[1] * 7) % 97) / 10 - 4
 
 
-class SimModel:
-    """The model that the engine of a world runs."""
+class SimModel(LetterModel):
+    """Model that the engine of a world runs: the double of all tests, with its own preprocess and forward.
+
+    The world says what an input costs, in how many parts it is cut, and which fault it has. Its row depends on the
+    token ids of the payload alone, which name its client, its place and its part. So each wrong row is noticed.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._world = world = watch.world
-        self._card = replace(
+        self._has_hopeless_items = any(item.fault == "out of memory" for item in world.contents.values())
+        card = replace(
             CARD,
             forward_workers=world.slots,
             lanes=tuple(world.lanes),
@@ -102,15 +104,7 @@ class SimModel:
             width=world.width,
             splits_long_inputs=world.splits,
         )
-
-        self._has_hopeless_items = any(item.fault == "out of memory" for item in world.contents.values())
-
-    @property
-    def card(self) -> ModelCard:
-        return self._card
-
-    def pads(self, lane: Lane) -> bool:
-        return self._world.pads
+        super().__init__(card, padded=world.pads)
 
     def preprocess(
         self, inputs: Sequence[ModelInput]
@@ -122,11 +116,11 @@ class SimModel:
         if any(item.fault == "preprocess raises" for item in items):
             raise ValueError("poison")
         return [
-            InvalidInput("The input is invalid.") if item.fault == "invalid" else self._prepared(name, item, given)
+            InvalidInput("The input is invalid.") if item.fault == "invalid" else self._parts(name, item, given)
             for name, item, given in zip(sent, items, inputs, strict=True)
         ]
 
-    def _prepared(
+    def _parts(
         self, sent: Name, item: ItemPlan, given: ModelInput
     ) -> Prepared[Payload] | tuple[Prepared[Payload], ...]:
         name = said(self._world.by_number[sent[0]], sent[1])
@@ -174,27 +168,6 @@ class SimModel:
         part = payload_part(payload)
         values = {output: values_of(output, name, item.tokens, part, self._world.width) for output in payload.outputs}
         return Row(values, payload)
-
-    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        text = str(source)
-        return Tokens([ord(c) for c in text], [text], [(0, len(text))])
-
-    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join(map(chr, ids))
-
-    @property
-    def devices(self) -> Sequence[ReplicaStatistics]:
-        return []
-
-    @property
-    def image_cache(self) -> ImageCacheStatistics | None:
-        return None
-
-    def clear_image_cache(self) -> None:
-        """Do nothing: it keeps no memory."""
-
-    def close(self) -> None:
-        """Do nothing: it has no processes."""
 
 
 # ---- what clients send ----

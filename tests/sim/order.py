@@ -16,7 +16,7 @@ from typing import Any
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.ticket import Item, Ticket
-from tests.doubles import NoLoad
+from tests.support.tickets import NoLoad
 
 WEIGHTS = {Priority.INTERACTIVE: 7, Priority.BULK: 1}
 

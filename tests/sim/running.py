@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import structlog
 
-from tests.doubles import logs_to
 from tests.sim import internals, outcomes
 from tests.sim.clock import Backend, Stuck, run
 from tests.sim.doubles import Machine
@@ -26,6 +25,7 @@ from tests.sim.harness import Simulation
 from tests.sim.shrink import MOST_RUNS, shrunk, way
 from tests.sim.watch import Watch, WatchedTicket
 from tests.sim.world import World, from_json
+from tests.support.logs import logs_to
 
 COLLECT_EVERY = 5
 """Runs between two garbage collections."""

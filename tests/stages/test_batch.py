@@ -20,7 +20,8 @@ from staged_pool.stages.scheduling.service_time import ServiceTimeModel
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad, a_plan, until
+from tests.support.tickets import NoLoad, a_plan
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

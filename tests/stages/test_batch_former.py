@@ -9,7 +9,7 @@ from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.entries import BatchTrigger
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad, wait_in
+from tests.support.tickets import NoLoad, wait_in
 
 
 def a_ticket() -> Ticket:

@@ -15,7 +15,7 @@ from staged_pool.stages.scheduling.coalescing import Coalescer, RowReuse
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad, a_plan
+from tests.support.tickets import NoLoad, a_plan
 
 
 class Cached:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from staged_pool.stages.channel import Channel, WorkerNotifier
-from tests.doubles import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad
+from tests.support.tickets import NoLoad
 
 RequestClass: TypeAlias = tuple[str | None, Priority]
 

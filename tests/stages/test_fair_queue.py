@@ -14,7 +14,7 @@ from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad, wait_in
+from tests.support.tickets import NoLoad, wait_in
 
 MOST = 40
 """Tokens of an item."""

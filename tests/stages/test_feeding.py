@@ -31,8 +31,13 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import Gate, LetterModel, NoLoad, acting_channels, expected, until
-from tests.runtime.seeing import Host, SeeingModel, ask, at, completer, engine_on, image, waiting_to_be_fed
+from tests.runtime.seeing import Host, ask, at, completer, engine_on, image, waiting_to_be_fed
+from tests.support.cards import BOTH_LANES
+from tests.support.channels import acting_channels
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.tickets import NoLoad
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -147,7 +152,7 @@ def unavailable() -> Image:
 
 async def test_an_image_goes_on_as_soon_as_it_is_here() -> None:
     host = Host()
-    model = SeeingModel()
+    model = LetterModel(BOTH_LANES)
     async with engine_on(model, fetch=host) as engine, anyio.create_task_group() as tasks:
 
         async def caller() -> None:
@@ -162,7 +167,7 @@ async def test_an_image_goes_on_as_soon_as_it_is_here() -> None:
 
 async def test_an_image_that_is_at_hand_does_not_wait_behind_others_that_are_fetched() -> None:
     host = Host()
-    model = SeeingModel()
+    model = LetterModel(BOTH_LANES)
     async with engine_on(model, fetch=host, media_limit=2) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, at("slow 1"), at("slow 2"), at("slow 3"), image("HERE"))
         await until(lambda: model.forwarded == [["HERE"]])
@@ -178,7 +183,7 @@ async def test_results_are_handed_over_while_images_of_the_same_request_are_fetc
     async def give(places: Sequence[int]) -> None:
         taken.extend(places)
 
-    async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: engine.stream(lambda: request, lambda places, result: places, give))
         await until(lambda: sorted(taken) == [1, 2])
         host.answer("quick", lambda: image("QUICK"))
@@ -192,14 +197,14 @@ async def test_the_images_of_a_conversation_keep_their_places() -> None:
     for letter in "AC":
         host.answer(letter, lambda letter=letter: image(letter))  # type: ignore[misc]
     chat = Chat(({"role": "user", "content": (at("A"), "and", image("B"), at("C"))},))
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         request = EmbedRequest(inputs=(TextInput(chat),))
         result = await engine.submit(lambda: request, lambda result: result)
     assert_array_equal(result.embeddings, [expected("ABC")])
 
 
 async def test_urls_are_rejected_where_nothing_fetches() -> None:
-    async with engine_on(SeeingModel()) as engine:
+    async with engine_on(LetterModel(BOTH_LANES)) as engine:
         with pytest.raises(UrlNotAllowed, match=r"fetching is off.*--allow-media-domain") as caught:
             await ask(engine, "text", image("A"), at("B"))
     assert (caught.value.param, caught.value.index) == ("input", 2)
@@ -208,7 +213,7 @@ async def test_urls_are_rejected_where_nothing_fetches() -> None:
 async def test_a_slow_host_holds_up_nobody_else() -> None:
     """Neither a worker of parse, nor images that are at hand."""
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host, media_limit=2) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host, media_limit=2) as engine:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 for _ in range(PARSE_WORKERS + 10):
@@ -225,7 +230,10 @@ async def test_a_slow_host_holds_up_nobody_else() -> None:
 async def test_one_request_does_not_fetch_for_ever_before_another() -> None:
     """It has no more fetches in the queue at once than there are places."""
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host, media_limit=2) as engine, anyio.create_task_group() as tasks:
+    async with (
+        engine_on(LetterModel(BOTH_LANES), fetch=host, media_limit=2) as engine,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(ask, engine, *[at(f"many {n}") for n in range(20)])
         await until(lambda: len(host.asked) == 2)
         tasks.start_soon(ask, engine, at("single"))
@@ -240,7 +248,7 @@ async def test_what_is_fetched_waits_for_preprocess_within_the_limit() -> None:
     gate = Gate()
     host = Host()
     host.answer("A", lambda: image("A"))
-    model = SeeingModel(on_preprocess=gate)
+    model = LetterModel(BOTH_LANES, on_preprocess=gate)
     async with engine_on(model, fetch=host, media_limit=3, image_preprocess_limit=1, channel_capacity=1) as engine:
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
@@ -253,7 +261,7 @@ async def test_what_is_fetched_waits_for_preprocess_within_the_limit() -> None:
 
 async def test_the_failure_of_a_host_is_told_and_ends_the_other_fetches() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine, anyio.create_task_group() as tasks:
 
         async def caller() -> None:
             with pytest.raises(MediaUnavailable) as caught:
@@ -276,7 +284,7 @@ async def test_what_is_wrong_with_an_image_is_the_callers_fault_and_a_bug_is_not
     host = Host()
     host.answer("missing", missing)
     host.answer("bug", bug)
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         with pytest.raises(UnusableMedia) as caught:
             await ask(engine, at("missing"))
         assert caught.value.index == 0
@@ -286,7 +294,7 @@ async def test_what_is_wrong_with_an_image_is_the_callers_fault_and_a_bug_is_not
 
 async def test_the_failure_of_an_input_ends_the_fetches_of_its_request() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         with pytest.raises(InvalidInput, match="no tokens"):
             await ask(engine, at("slow"), "")
         await until(lambda: host.left == host.asked)
@@ -294,7 +302,7 @@ async def test_the_failure_of_an_input_ends_the_fetches_of_its_request() -> None
 
 async def test_a_caller_who_leaves_takes_its_fetches_along() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(ask, engine, at("A"), at("B"), "text")
@@ -306,7 +314,7 @@ async def test_a_caller_who_leaves_takes_its_fetches_along() -> None:
 
 async def test_a_deadline_ends_a_fetch_and_names_it() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         with pytest.raises(DeadlineExceeded, match="fetch") as caught:
             await ask(engine, at("slow"), timeout_s=0.5)
         await until(lambda: host.left == ["slow"])
@@ -315,7 +323,7 @@ async def test_a_deadline_ends_a_fetch_and_names_it() -> None:
 
 async def test_a_drain_waits_for_fetches() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine, anyio.create_task_group() as tasks:
 
         async def caller() -> None:
             assert_array_equal((await ask(engine, at("A"))).embeddings, [expected("A")])
@@ -329,7 +337,7 @@ async def test_a_drain_waits_for_fetches() -> None:
 
 async def test_a_drain_that_runs_out_of_time_ends_the_fetches() -> None:
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine, anyio.create_task_group() as tasks:
 
         async def caller() -> None:
             with pytest.raises(EngineStopped):
@@ -351,7 +359,7 @@ async def test_a_stop_ends_the_fetches() -> None:
         outcomes.append("stopped")
 
     async def stop(tasks: TaskGroup) -> None:
-        async with engine_on(SeeingModel(), fetch=host) as engine:
+        async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
             tasks.start_soon(caller, engine)
             await until(lambda: host.asked == ["A"])
             raise ZeroDivisionError
@@ -368,7 +376,7 @@ async def test_the_time_of_a_fetch_is_not_taken_for_the_engines() -> None:
     options = StageOptions(clock=lambda: now)
     host = Host()
     async with (
-        engine_on(SeeingModel(), fetch=host, options=options) as engine,
+        engine_on(LetterModel(BOTH_LANES), fetch=host, options=options) as engine,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(ask, engine, at("A"))
@@ -386,7 +394,7 @@ def conversation(*images: Image) -> EmbedRequest:
 async def test_a_request_has_no_more_images_than_it_may_have_inputs() -> None:
     """In however few conversations."""
     host = Host()
-    async with engine_on(SeeingModel(), fetch=host, max_request_items=5) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host, max_request_items=5) as engine:
         request = conversation(*[at(f"{n}") for n in range(6)])
         with pytest.raises(TooLarge, match="6 images; at most 5 are accepted"):
             await engine.submit(lambda: request, lambda result: result)
@@ -397,7 +405,7 @@ async def test_images_that_wait_for_others_of_their_input_are_bounded() -> None:
     host = Host()
     for url in ("A", "B", "C"):
         host.answer(url, lambda: image("PPPP"))
-    async with engine_on(SeeingModel(), fetch=host, max_bytes=11) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host, max_bytes=11) as engine:
 
         async def submit(request: EmbedRequest) -> object:
             return await engine.submit(lambda: request, lambda result: result)
@@ -419,7 +427,7 @@ async def test_images_that_wait_for_others_of_their_input_are_bounded() -> None:
 async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None:
     host = Host()
     host.answer("A", lambda: image("AAAA"))
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 request = conversation(at("A"), at("slow"))
@@ -432,7 +440,7 @@ async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None
 async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None:
     host = Host()
     host.answer("A", lambda: image("AAAA"))
-    async with engine_on(SeeingModel(), fetch=host) as engine:
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
         account = engine.memory.budget.bodies
         async with anyio.create_task_group() as tasks:
             request = conversation(at("A"), at("slow"))
@@ -520,7 +528,10 @@ async def test_a_feeder_that_crashes_fails_its_own_request_alone(monkeypatch: py
     host = Host()
     host.answer("sound", lambda: image("S"))
     options = StageOptions(restarts=RestartPolicy(max_crashes=0))
-    async with engine_on(SeeingModel(), fetch=host, options=options) as engine, anyio.create_task_group() as tasks:
+    async with (
+        engine_on(LetterModel(BOTH_LANES), fetch=host, options=options) as engine,
+        anyio.create_task_group() as tasks,
+    ):
         sound = completer(engine).completing
 
         @asynccontextmanager

@@ -21,11 +21,7 @@ import staged_pool
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.stages.log import get_logger
-from tests.doubles import LetterModel
-
-class Broken(LetterModel):
-    def forward(self, batch):
-        raise MemoryError("a bug")
+from tests.support.model import LetterModel
 
 async def main():
     config = staged_pool.EngineConfig()

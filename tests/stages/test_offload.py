@@ -7,7 +7,8 @@ import pytest
 
 from staged_pool.stages.errors import Abandoned
 from staged_pool.stages.offload import ThreadOffload
-from tests.doubles import Gate, until
+from tests.support.gates import Gate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

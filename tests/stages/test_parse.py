@@ -16,7 +16,8 @@ from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Plan, Request
-from tests.doubles import NoLoad, until
+from tests.support.tickets import NoLoad
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,8 @@ from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Encode, Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import Gate, NoLoad, a_plan
+from tests.support.gates import Gate
+from tests.support.tickets import NoLoad, a_plan
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.work import Plan
-from tests.doubles import a_plan
+from tests.support.tickets import a_plan
 
 pytestmark = pytest.mark.anyio
 

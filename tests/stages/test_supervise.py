@@ -10,7 +10,7 @@ from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad
+from tests.support.tickets import NoLoad
 
 pytestmark = pytest.mark.anyio
 

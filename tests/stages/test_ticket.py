@@ -8,7 +8,7 @@ import pytest
 from staged_pool.stages.errors import Abandoned, EngineStopped
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Parts, Plan, Request
-from tests.doubles import NoLoad
+from tests.support.tickets import NoLoad
 
 pytestmark = pytest.mark.anyio
 

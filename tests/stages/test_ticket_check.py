@@ -11,7 +11,7 @@ from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled, should_process
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad
+from tests.support.tickets import NoLoad
 
 
 def a_ticket(deadline: float = math.inf, scope_ends_at: float = math.inf) -> Ticket:

@@ -25,8 +25,8 @@ from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.doubles import NoLoad, wait_in
 from tests.stages.test_postprocess import longest_run
+from tests.support.tickets import NoLoad, wait_in
 
 
 def bulk_work_waits_for_interactive_work() -> bool:

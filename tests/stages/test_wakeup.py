@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from staged_pool.stages.wakeup import Wakeup, wakeup
-from tests.doubles import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,10 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost
 from tests.api.serving import engine_on
-from tests.doubles import CARD, Gate, LetterModel, expected, until
+from tests.support.cards import CARD
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.anyio,

@@ -24,9 +24,11 @@ from staged_pool.runtime.media.dns import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
 from tests.api.serving import opens, serving
-from tests.doubles import Gate, expected
 from tests.runtime.media.origin import LOCAL, Names, answer, origin
-from tests.runtime.seeing import SeeingModel, engine_on
+from tests.runtime.seeing import engine_on
+from tests.support.cards import BOTH_LANES
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
 
 pytestmark = [
     pytest.mark.anyio,
@@ -41,7 +43,7 @@ SENT = base64.b64encode(b"cat").decode()
 
 @asynccontextmanager
 async def served(
-    model: SeeingModel | None = None,
+    model: LetterModel | None = None,
     find: Resolve | None = None,
     read: Callable[[Path, str, int], bytes] = read_file,
     **settings: Any,
@@ -50,7 +52,7 @@ async def served(
     defaults: dict[str, Any] = {"allow_media_domains": ("*", LOCAL), "media_timeout_s": 10.0}
     config = EngineConfig(**defaults | settings)
     fetcher = MediaFetcher(config, find=find or Names(), read=read)
-    async with engine_on(model or SeeingModel(), fetch=fetcher.fetch) as engine:
+    async with engine_on(model or LetterModel(BOTH_LANES), fetch=fetcher.fetch) as engine:
         registry.open(engine)
         transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -89,7 +91,7 @@ SENT_URL = f"data:image/png;base64,{SENT}"
 
 async def test_a_large_image_reaches_the_model_as_it_was_sent() -> None:
     letters = "ab" * 40_000
-    model = SeeingModel()
+    model = LetterModel(BOTH_LANES)
     async with served(model) as client:
         sent = base64.b64encode(letters.encode()).decode()
         response = await client.post("/v1/embeddings", json={"input": [{"image": sent}, {"text": "a"}]})
@@ -149,6 +151,6 @@ async def test_the_engine_is_told_how_many_images_the_bytes_of_a_request_show(
     monkeypatch.setattr(Engine, "overload", watched_overload)
     monkeypatch.setattr(Engine, "submit", watched_submit)
     monkeypatch.setattr(Engine, "expects_rejections", True)
-    async with serving(opens(lambda: engine_on(SeeingModel()))) as served, served.client() as client:
+    async with serving(opens(lambda: engine_on(LetterModel(BOTH_LANES)))) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": given}, headers=headers)
     assert told == [("overload", images), ("submit", images)]

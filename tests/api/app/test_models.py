@@ -15,8 +15,8 @@ from staged_pool.api.app.app import Application
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import engine_on
-from tests.api.task_doubles import CLASSIFIER, TaskModel
-from tests.doubles import CARD, LetterModel, expected
+from tests.support.cards import CARD, CLASSIFIER
+from tests.support.model import LetterModel, expected
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,7 +27,7 @@ pytestmark = [
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Two models of vectors, and one of scores."""
-    models = (LetterModel(), LetterModel(replace(CARD, name="other")), TaskModel(replace(CLASSIFIER, name="scorer")))
+    models = (LetterModel(), LetterModel(replace(CARD, name="other")), LetterModel(replace(CLASSIFIER, name="scorer")))
     async with AsyncExitStack() as stack:
         registry = EngineRegistry()
         engines = [await stack.enter_async_context(engine_on(model)(EngineConfig(**settings))) for model in models]

@@ -30,8 +30,9 @@ from staged_pool.api.wire.dialects.invocations import candidates
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engines
 from tests.api.serving import engine_on
-from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER, TaskModel
 from tests.models.tiny import build
+from tests.support.cards import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
+from tests.support.model import LetterModel
 
 pytestmark = [
     pytest.mark.anyio,
@@ -170,7 +171,7 @@ def test_names_of_operations_are_unique() -> None:
 )
 async def test_only_routes_that_the_models_have_are_described(card: Any, there: set[str], not_there: set[str]) -> None:
     registry = EngineRegistry()
-    async with engine_on(TaskModel(card))(EngineConfig()) as engine, client_of(registry) as client:
+    async with engine_on(LetterModel(card))(EngineConfig()) as engine, client_of(registry) as client:
         assert (await client.get("/openapi.json")).status_code == 503
         registry.open(engine)
         paths = set((await client.get("/openapi.json")).json()["paths"])

@@ -11,7 +11,9 @@ from blockbuster import BlockBuster
 
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import engine_on, post, serving
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

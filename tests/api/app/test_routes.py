@@ -25,19 +25,17 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from tests.api.serving import engine_on
-from tests.api.task_doubles import (
-    CLASSIFIER,
-    CROSS_ENCODER,
-    EMBEDDER,
-    TAGGER,
-    TaskModel,
+from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
+from tests.support.gates import Gate
+from tests.support.model import (
+    LetterModel,
+    expected,
     label_logits,
     letter_counts,
     pair_logit,
     token_logits,
     token_vectors,
 )
-from tests.doubles import CARD, Gate, LetterModel, expected
 
 pytestmark = [
     pytest.mark.anyio,
@@ -60,7 +58,7 @@ async def served(model: LetterModel, **settings: Any) -> AsyncIterator[httpx.Asy
 
 
 async def ask(card: ModelCard, route: str, **body: Any) -> httpx.Response:
-    async with served(TaskModel(card)) as client:
+    async with served(LetterModel(card)) as client:
         return await client.post(route, json=body, headers={"x-request-id": "r"})
 
 
@@ -160,7 +158,7 @@ async def test_pooling_gives_sparse_vectors() -> None:
 
 
 async def test_pooling_gives_several_outputs_of_one_forward_by_name() -> None:
-    model = TaskModel()
+    model = LetterModel(EMBEDDER)
     async with served(model) as client:
         response = await client.post("/pooling", json={"input": ["ab"], "task": ["embed", "sparse", "token_embed"]})
     [item] = response.json()["data"]
@@ -237,7 +235,7 @@ async def test_a_bi_encoder_scores_by_the_cosine_of_its_vectors() -> None:
 
 
 async def test_a_long_document_is_cut_by_default_and_never_rejected() -> None:
-    model = TaskModel(CROSS_ENCODER)
+    model = LetterModel(CROSS_ENCODER)
     async with served(model) as client:
         response = await client.post("/score", json={"queries": "a", "documents": "a" * 10_000})
     assert response.status_code == 200
@@ -248,7 +246,7 @@ async def test_a_long_document_is_cut_by_default_and_never_rejected() -> None:
 
 
 async def test_limits_and_the_instruction_reach_the_model() -> None:
-    model = TaskModel(CROSS_ENCODER)
+    model = LetterModel(CROSS_ENCODER)
     extras = {"max_tokens_per_query": 5, "max_tokens_per_doc": 0, "instruction": "find", "truncate_prompt_tokens": 9}
     async with served(model) as client:
         await client.post("/rerank", json={"query": "a", "documents": ["b"], **extras})
@@ -308,8 +306,8 @@ async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
     registry = EngineRegistry()
     others = replace(CLASSIFIER, name="others")
     async with (
-        engine_on(TaskModel(EMBEDDER))(EngineConfig()) as one,
-        engine_on(TaskModel(others))(EngineConfig()) as two,
+        engine_on(LetterModel(EMBEDDER))(EngineConfig()) as one,
+        engine_on(LetterModel(others))(EngineConfig()) as two,
     ):
         registry.open(one, two)
         transport = httpx.ASGITransport(Application(registry))
@@ -476,7 +474,7 @@ async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() ->
 
 async def test_requests_in_the_format_of_text_embeddings_inference_get_no_lines() -> None:
     wants_lines = {"accept": "application/x-ndjson"}
-    async with served(TaskModel(CROSS_ENCODER)) as client:
+    async with served(LetterModel(CROSS_ENCODER)) as client:
         theirs = await client.post("/rerank", json={"query": "a", "texts": ["ax", "b"]}, headers=wants_lines)
         wrong = await client.post("/rerank", json={"query": "a", "texts": []}, headers=wants_lines)
     assert (theirs.status_code, theirs.headers["content-type"]) == (200, "application/json")
@@ -485,7 +483,7 @@ async def test_requests_in_the_format_of_text_embeddings_inference_get_no_lines(
 
 
 async def test_the_list_of_models_says_what_the_model_gives() -> None:
-    async with served(TaskModel(CLASSIFIER)) as client:
+    async with served(LetterModel(CLASSIFIER)) as client:
         [model] = (await client.get("/v1/models")).json()["data"]
     assert model["permission"] == []  # of vLLM's list; here a key opens everything or nothing
     facts = model["staged_pool"]

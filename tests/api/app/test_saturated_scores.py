@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import anyio.to_thread
-import numpy as np
 import pytest
 
 from staged_pool.client import AsyncClient, Client
-from staged_pool.runtime.model import ModelCard, TokenSequence, Values
-from staged_pool.runtime.requests import Output
 from tests.api.serving import engine_on, serving
-from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, LABELS, TaskModel, pair_logit
+from tests.support.cards import CLASSIFIER, CROSS_ENCODER, LABELS
+from tests.support.model import LetterModel, pair_logit
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,17 +25,13 @@ BEST_FIRST = [2, 5, 3, 4, 0, 1]
 """By how many letters they share with the query; two are equal, and keep their order."""
 
 
-@dataclass
-class Sure(TaskModel):
-    """Every logit is so much higher that its sigmoid is 1."""
+SATURATED = 40.0
+"""Number to add to each logit, so that its sigmoid is 1 in float32."""
 
-    card: ModelCard = CROSS_ENCODER
-    shift: float = 40.0
 
-    def _values(self, output: Output, payload: TokenSequence) -> Values:
-        values = super()._values(output, payload)
-        assert isinstance(values, np.ndarray)
-        return values + np.float32(self.shift)
+def reranker(shift: float = SATURATED) -> LetterModel:
+    """Return a cross-encoder with `shift` added to its logits."""
+    return LetterModel(CROSS_ENCODER, logit_shift=shift)
 
 
 RERANKS: list[tuple[str, dict[str, Any]]] = [
@@ -51,7 +45,10 @@ RERANKS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "body"), RERANKS)
 async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any]) -> None:
-    async with serving(engine_on(Sure())) as served, served.client() as client:
+    async with (
+        serving(engine_on(reranker())) as served,
+        served.client() as client,
+    ):
         answer = (await client.post(path, json=body)).json()
         rows = answer if isinstance(answer, list) else answer["results"]
         assert {row.get("relevance_score", row.get("score")) for row in rows} == {1.0}
@@ -61,7 +58,7 @@ async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any
 @pytest.mark.parametrize("shift", [20.0, 40.0, -150.0, -800.0])
 async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
     """Its client sorts by the scores: all 1 in float32, and in doubles from a logit of 37."""
-    async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:
+    async with serving(engine_on(reranker(shift))) as served, served.client() as client:
         body = {"query": QUERY, "documents": DOCUMENTS, "property": ""}
         rows = (await client.post("/rerank", json=body)).json()["scores"]
         assert [row["document"] for row in rows] == DOCUMENTS
@@ -72,7 +69,7 @@ async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
 
 
 async def test_weaviates_scores_of_two_requests_compare() -> None:
-    async with serving(engine_on(Sure(shift=20.0))) as served, served.client() as client:
+    async with serving(engine_on(reranker(20.0))) as served, served.client() as client:
         found = []
         for documents in (DOCUMENTS[:3], DOCUMENTS[3:]):
             answer = await client.post("/rerank", json={"query": QUERY, "documents": documents, "property": ""})
@@ -82,7 +79,7 @@ async def test_weaviates_scores_of_two_requests_compare() -> None:
 
 @pytest.mark.parametrize("shift", [40.0, -150.0])
 async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
-    async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:
+    async with serving(engine_on(reranker(shift))) as served, served.client() as client:
         body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
         answer = (await client.post("/rerank", json=body)).json()
         assert [row["index"] for row in answer["results"]] == BEST_FIRST[:2]
@@ -92,7 +89,7 @@ async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 64])
 async def test_both_clients_rank_by_logits_also_across_batches(batch: int) -> None:
-    async with serving(engine_on(Sure())) as served:
+    async with serving(engine_on(reranker())) as served:
         url = f"http://127.0.0.1:{served.port}"
         async with AsyncClient(url, batch_items=batch) as client:
             found = await client.rerank(QUERY, DOCUMENTS)
@@ -107,20 +104,23 @@ async def test_both_clients_rank_by_logits_also_across_batches(batch: int) -> No
 
 
 async def test_scores_show_their_logits_only_where_they_are_asked_for() -> None:
-    async with serving(engine_on(Sure())) as served, served.client() as client:
+    async with (
+        serving(engine_on(reranker())) as served,
+        served.client() as client,
+    ):
         ask = partial(client.post, "/score")
         body: dict[str, Any] = {"queries": QUERY, "documents": DOCUMENTS}
         plain = (await ask(json=body)).json()["data"]
         assert all(set(row) == {"index", "object", "score"} for row in plain)
         told = (await ask(json=body | {"return_logits": True})).json()["data"]
-        assert [row["logit"] for row in told] == [pair_logit(QUERY, text) + 40 for text in DOCUMENTS]
+        assert [row["logit"] for row in told] == [pair_logit(QUERY, text) + SATURATED for text in DOCUMENTS]
         lines = await ask(json=body | {"return_logits": True}, headers={"accept": "application/x-ndjson"})
         assert lines.text.count('"logit":') == len(DOCUMENTS)
 
 
 async def test_labels_are_ordered_by_logits() -> None:
     """Sigmoids of all three are 1; the order of labels is not that of logits."""
-    model = Sure(card=replace(CLASSIFIER, activation="sigmoid"))
+    model = LetterModel(replace(CLASSIFIER, activation="sigmoid"), logit_shift=SATURATED)
     async with serving(engine_on(model)) as served, served.client() as client:
         text = "abbccc"  # logits 41, 42, 43
         answer = (await client.post("/classify", json={"input": text})).json()["data"][0]

@@ -16,7 +16,9 @@ from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages import errors
 from tests.api.serving import engine_on, post, serving
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.anyio,

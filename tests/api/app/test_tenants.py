@@ -20,7 +20,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.scheduling.entries import Priority
 from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 HEAVY, LIGHT = "key-of-the-heavy-one", "key-of-the-light-one"
 BACKLOG = 30

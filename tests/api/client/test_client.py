@@ -33,7 +33,9 @@ from staged_pool.stages.errors import (
 )
 from tests.api.serving import engine_on, serving
 from tests.api.tiny_server import TinyServer, tiny_server
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 R = TypeVar("R")
 Ask: TypeAlias = Callable[..., Any]

@@ -16,7 +16,7 @@ from staged_pool.client.plans import CallDefaults, CallPlan
 from staged_pool.runtime import arguments
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 OPTIONS = CallDefaults(model=None, batch_items=3)
 FILE = Image(b"\x89PNG\r\n\x1a\n and the rest of it")

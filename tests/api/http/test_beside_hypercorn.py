@@ -22,7 +22,7 @@ from staged_pool.api.asgi import Receive, Scope, Send
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.protocol.hypercorn_protocols import missing_names
 from tests.api.serving import NO_TLS, engine_on, serving
-from tests.doubles import LetterModel
+from tests.support.model import LetterModel
 
 pytestmark = pytest.mark.usefixtures("servers_may_import")
 

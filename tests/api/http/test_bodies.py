@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 
 import anyio
 import anyio.abc
@@ -15,28 +14,25 @@ import httpx
 import pytest
 
 from staged_pool.api.http.protocol.bodies import INLINE_JOIN_BYTES
-from staged_pool.runtime.model import ModelInput, Payload
-from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import Prepared
 from tests.api.serving import EMBED, opens, post, read_answer, serving, statuses
-from tests.doubles import until
-from tests.runtime.seeing import SeeingModel, engine_on
+from tests.runtime.seeing import engine_on
+from tests.support.cards import BOTH_LANES
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 SIZES = (400_000, INLINE_JOIN_BYTES, INLINE_JOIN_BYTES + 1, 3 * INLINE_JOIN_BYTES + 12_345)
 
 
-@dataclass
-class KeepingModel(SeeingModel):
-    """Keeps the files that it is shown; its answer is that of one letter."""
+def keeping(files: list[bytes]) -> LetterModel:
+    """Return a model that adds each image file to `files`, and reads it as "a"."""
 
-    files: list[bytes | str] = field(default_factory=list)
+    def read(file: bytes) -> str:
+        files.append(file)
+        return "a"
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
-        self.files += [image.source for given in inputs for image in given.images]
-        return super().preprocess([given.with_images([Image(b"a") for _ in given.images]) for given in inputs])
+    return LetterModel(BOTH_LANES, read_image=read)
 
 
 def file_of(body_bytes: int) -> bytes:
@@ -58,22 +54,22 @@ async def send_in_parts(stream: anyio.abc.SocketStream, data: bytes, cuts: Seque
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_every_byte_of_an_image_arrives_and_the_connection_goes_on(size: int) -> None:
-    model = KeepingModel()
+    files: list[bytes] = []
     file = file_of(size)
     request = post(request_of(file))
-    async with serving(opens(lambda: engine_on(model))) as served, await served.connect() as stream:
+    async with serving(opens(lambda: engine_on(keeping(files)))) as served, await served.connect() as stream:
         for cuts in ((), (60,), (300, 70_000, size - 1)):
             await send_in_parts(stream, request, cuts)
             assert statuses(await read_answer(stream)) == [200]
-            assert model.files.pop() == file
+            assert files.pop() == file
             await stream.send(EMBED)
             assert statuses(await read_answer(stream)) == [200]
 
 
 async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_turn() -> None:
-    model = KeepingModel()
+    files: list[bytes] = []
     file = file_of(600_000)
-    async with serving(opens(lambda: engine_on(model))) as served, await served.connect() as stream:
+    async with serving(opens(lambda: engine_on(keeping(files)))) as served, await served.connect() as stream:
         async with anyio.create_task_group() as sending:
             sending.start_soon(stream.send, post(request_of(file)) * 3 + EMBED)
             answers = b""
@@ -81,13 +77,13 @@ async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_t
                 while len(re.findall(rb"HTTP/1.1 200 ", answers)) < 4 or not answers.endswith(b"}"):
                     answers += await stream.receive()
     assert statuses(answers) == [200] * 4
-    assert model.files == [file] * 3
+    assert files == [file] * 3
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing_behind() -> None:
-    model = KeepingModel()
+    files: list[bytes] = []
     request = post(request_of(file_of(600_000)))
-    async with serving(opens(lambda: engine_on(model))) as served:
+    async with serving(opens(lambda: engine_on(keeping(files)))) as served:
         for sent in (100, 200_000, len(request) - 1):
             async with await served.connect() as stream:
                 await stream.send(request[:sent])
@@ -95,13 +91,13 @@ async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing
             await until(lambda: served.server.state.connections == 0)
         assert served.server.state.requests == 0
         assert served.server.state.body_bytes == 0
-        assert not model.files
+        assert not files
         await served.assert_alive()
 
 
 async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_served_meanwhile() -> None:
     async with (
-        serving(opens(lambda: engine_on(KeepingModel())), body_timeout_s=0.2) as served,
+        serving(opens(lambda: engine_on(keeping([]))), body_timeout_s=0.2) as served,
         await served.connect() as stream,
     ):
         await stream.send(post(request_of(file_of(600_000)))[:300_000])
@@ -111,7 +107,7 @@ async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_ser
 
 @pytest.mark.parametrize("size", [400_000, 2_000_000])
 async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> None:
-    model = KeepingModel()
+    files: list[bytes] = []
     file = file_of(size)
     body = request_of(file)
 
@@ -119,7 +115,7 @@ async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> Non
         for start in range(0, len(body), 100_000):
             yield body[start : start + 100_000]
 
-    async with serving(opens(lambda: engine_on(model))) as served:
+    async with serving(opens(lambda: engine_on(keeping(files)))) as served:
         json_type = {"content-type": "application/json"}
         async with served.client() as client:
             assert (await client.post("/v1/embeddings", content=chunks(), headers=json_type)).status_code == 200
@@ -127,4 +123,4 @@ async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> Non
             base_url=f"http://127.0.0.1:{served.port}", http1=False, http2=True, timeout=30
         ) as client:
             assert (await client.post("/v1/embeddings", content=body, headers=json_type)).status_code == 200
-    assert model.files == [file, file]
+    assert files == [file, file]

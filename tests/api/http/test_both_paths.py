@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from tests.api.serving import Served, engine_on, post, serving, statuses
-from tests.doubles import LetterModel
+from tests.support.model import LetterModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

@@ -21,7 +21,9 @@ from staged_pool.api.http.transports import Transport
 from staged_pool.api.http.trio_transport import TrioTransport
 from staged_pool.api.limits.server_state import ServerState
 from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
-from tests.doubles import LetterModel, captured_logs, until
+from tests.support.logs import captured_logs
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

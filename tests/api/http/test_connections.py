@@ -33,7 +33,9 @@ from staged_pool.api.http.transports import UNSENT_BYTES
 from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

@@ -29,7 +29,9 @@ from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.scheduling.entries import Priority
 from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 BODY = b'{"input":"a"}'
 

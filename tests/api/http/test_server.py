@@ -24,8 +24,10 @@ from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
 from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_answer, read_to_end, serving, statuses
-from tests.doubles import Gate, LetterModel, expected, until
 from tests.needed import needs
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

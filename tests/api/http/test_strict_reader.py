@@ -10,7 +10,8 @@ import pytest
 
 from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, MalformedRequest, StrictReader
 from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
-from tests.doubles import LetterModel, until
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 CLOSING = post(b'{"input": "a"}', "connection: close")
 OLD = EMBED.replace(b"HTTP/1.1", b"HTTP/1.0")

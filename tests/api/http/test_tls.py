@@ -23,7 +23,9 @@ from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

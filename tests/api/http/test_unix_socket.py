@@ -13,7 +13,7 @@ import pytest
 from staged_pool.api.http.listener import SocketFile, bind_unix, url
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import engine_on, serving
-from tests.doubles import LetterModel, expected
+from tests.support.model import LetterModel, expected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 

@@ -45,7 +45,8 @@ from tests.api.http2_client import (
     setting,
 )
 from tests.api.serving import Served, engine_on, serving
-from tests.doubles import LetterModel, until
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -188,7 +189,7 @@ async def test_many_answered_requests_and_as_many_that_are_cancelled_are_no_floo
 
 
 async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
-    body = json.dumps({"input": ["a" * 1000] * 100}).encode()
+    body = json.dumps({"input": ["a" * 500] * 200}).encode()
     async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
         pieces = [body[at : at + 5] for at in range(0, len(body), 5)]
         assert len(pieces) > ALL

@@ -40,7 +40,7 @@ from tests.api.http2_client import (
     setting,
 )
 from tests.api.serving import engine_on, serving
-from tests.doubles import LetterModel
+from tests.support.model import LetterModel
 
 pytestmark = pytest.mark.anyio
 

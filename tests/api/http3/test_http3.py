@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -23,7 +24,10 @@ from staged_pool.stages.errors import ConfigError
 from tests.api.http.test_tls import Files, client_of, files  # noqa: F401  # a fixture
 from tests.api.http3_client import Http3Client, http3_client
 from tests.api.serving import Served, engine_on, serving
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.support.cards import CARD
+from tests.support.gates import Gate
+from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
@@ -312,7 +316,8 @@ async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
 
 async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> None:  # noqa: F811
     body = json.dumps({"input": ["x" * 1000] * 1500}).encode()
-    async with serving_http3(files) as (served, port), http3_client(port, files.roots) as client:
+    model = LetterModel(replace(CARD, max_tokens=1000))
+    async with serving_http3(files, model) as (served, port), http3_client(port, files.roots) as client:
         assert (await client.ask(b"/v1/embeddings", body)).status == 200
         for _ in range(200):
             assert (await client.ask(b"/health")).status == 200

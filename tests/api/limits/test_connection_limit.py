@@ -11,7 +11,9 @@ import pytest
 
 from staged_pool.api.limits.connection_limit import RESERVE, ConnectionLimit
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 MOST = 7

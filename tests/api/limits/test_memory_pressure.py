@@ -11,7 +11,8 @@ import pytest
 from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory.governor import Pressure
 from tests.api.serving import EMBED, Http2, Served, engine_on, read_answer, serving, statuses
-from tests.doubles import LetterModel, until
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,9 @@ from staged_pool.api.limits.request_limits import PROBE_BODY_BYTES, SMALL_BODY_B
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
-from tests.doubles import Gate, LetterModel, until
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 ALICE = "authorization: Bearer alice"
 BOB = "authorization: Bearer bob"

@@ -22,7 +22,7 @@ from staged_pool.runtime.requests import ClassifyRequest, PairInput, TextInput, 
 from staged_pool.runtime.results import ClassifyResult, Entity, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 SCORES = st_numpy.arrays(
     np.float32,

@@ -17,7 +17,7 @@ from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 DATA = bytes(range(256)) * 256
 LONG = base64.b64encode(DATA).decode()

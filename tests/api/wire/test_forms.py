@@ -17,8 +17,8 @@ from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.forms import MAX_PARTS, boundary_of, read_form
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import InvalidInput, TooLarge
-from tests.doubles import CARD
 from tests.needed import needs
+from tests.support.cards import CARD
 
 B = b"xyzzy"
 FILE = 'form-data; name="image"; filename="cat.png"'

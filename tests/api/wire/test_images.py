@@ -20,7 +20,7 @@ from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRe
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request
-from tests.api.task_doubles import CLASSIFIER, EMBEDDER
+from tests.support.cards import CLASSIFIER, EMBEDDER
 
 DATA = b"\x89PNG\x00\xff not quite an image"
 BASE64 = base64.b64encode(DATA).decode()

@@ -19,7 +19,7 @@ from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 OBJECT = "expected an object with either `text` or `image`, or a message with a `role`"
 FORMS = "`float`, `base64`, `bytes`, `bytes_only`, `float16`, `int8`, `uint8`, `binary`, `ubinary` (literal_error)"

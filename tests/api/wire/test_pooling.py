@@ -22,7 +22,7 @@ from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, 
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
-from tests.doubles import CARD
+from tests.support.cards import CARD
 
 ALL = replace(CARD, outputs=(Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.LABELS, Output.TOKEN_LABELS))
 MATRIX = st_numpy.arrays(

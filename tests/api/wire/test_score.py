@@ -20,8 +20,8 @@ from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
-from tests.api.task_doubles import CROSS_ENCODER as CARD
 from tests.api.wire.reading import parsed
+from tests.support.cards import CROSS_ENCODER as CARD
 
 READ_RERANK = partial(read_rerank, version="2", kind="list", auto_truncate=True)
 TEXT = st.text(st.characters(codec="utf-8"))

@@ -23,8 +23,9 @@ from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeviceLost, EngineStopped
-from tests.doubles import Gate, until
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.support.gates import Gate
+from tests.support.waiting import until
 
 CPU = torch.device("cpu")
 

@@ -31,10 +31,10 @@ from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.worker import is_first
-from tests.doubles import captured_logs
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import PREPACKED
 from tests.models.requests import embed, text_tower
+from tests.support.logs import captured_logs
 
 
 @pytest.fixture(autouse=True)

@@ -32,12 +32,12 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.requests import DENSE_ONLY
-from tests.doubles import captured_logs
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import MULTIPLIED
 from tests.models.requests import text_tower
 from tests.models.tiny.bodies import widen
 from tests.needed import needs
+from tests.support.logs import captured_logs
 
 Settings = dict[str, Any]
 

@@ -28,8 +28,8 @@ from staged_pool.stages.errors import (
     UnusableMedia,
     UrlNotAllowed,
 )
-from tests.doubles import until
 from tests.runtime.media.origin import IMAGE, LOCAL, NAME, Behave, Names, answer, fetcher, origin, redirect
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ from staged_pool.stages.errors import (
     UnusableMedia,
     UrlNotAllowed,
 )
-from tests.doubles import Gate
+from tests.support.gates import Gate
 
 WAIT_TIMEOUT_S = 0.3
 

@@ -24,8 +24,10 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import Overloaded, TooLarge
-from tests.api.task_doubles import TaskModel
-from tests.doubles import CARD, Gate, LetterModel, until
+from tests.support.cards import CARD, EMBEDDER
+from tests.support.gates import Gate
+from tests.support.model import LetterModel
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +152,7 @@ async def test_an_answer_that_grows_beyond_its_room_fails_alone() -> None:
     governor = MemoryGovernor(10**9)
     async with (
         DeviceThreads("test device", watchdog_s=30).running() as device,
-        run_engine(EngineConfig(), TaskModel(), device=device, memory=governor) as engine,
+        run_engine(EngineConfig(), LetterModel(EMBEDDER), device=device, memory=governor) as engine,
     ):
         governor.budget.answers.limit_bytes = 100
         with pytest.raises(Overloaded, match="until clients have read them"):

@@ -21,7 +21,8 @@ from staged_pool.runtime.memory.governor import (
 )
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import Overloaded
-from tests.doubles import LetterModel, captured_logs
+from tests.support.logs import captured_logs
+from tests.support.model import LetterModel
 
 pytestmark = pytest.mark.anyio
 

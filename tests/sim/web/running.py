@@ -24,12 +24,12 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import LetterModel
 from tests.sim.clock import Backend, Stuck, clock, run
 from tests.sim.running import LOGGED, SLIPS, Report, run_block, slips
 from tests.sim.web.plan import ConnectionPlan, RequestPlan, WebWorld, draw, from_json, requests
 from tests.sim.web.wire import FakeSocket, FakeTransport, Wire
 from tests.sim.world import TICK_S
+from tests.support.model import LetterModel
 
 A = TypeVar("A")
 T = TypeVar("T")
