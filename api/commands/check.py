@@ -13,8 +13,6 @@ from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.find import check_model, find_model
-from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
 
 _SETTINGS: Final = (
     "revision", "offline", "task", "score_template", "score_tokens", "allow_pickle", "trust_remote_code",
@@ -23,6 +21,9 @@ _SETTINGS: Final = (
 
 
 def _check(*, folder: str, **_: Any) -> None:
+    from staged_pool.runtime.models.find import check_model, find_model
+    from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
+
     with errors_in_flag_words():
         given = given_settings(click.get_current_context())
         process = given.build(ProcessConfig)

@@ -23,7 +23,6 @@ from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.find import check_model
 from staged_pool.runtime.requests import MODEL_MAX
 from staged_pool.runtime.settings import PREFIX
 from staged_pool.stages.errors import ConfigError
@@ -95,6 +94,8 @@ def _classify(*, texts: tuple[str, ...], image: tuple[Path, ...], activate: bool
 
 def _run_with_engine(use: Use) -> None:
     """Load the model that the flags name, and run `use` with its engine."""
+    from staged_pool.runtime.models.find import check_model
+
     with errors_in_flag_words():
         given = given_settings(click.get_current_context())
         process, config = given.build(ProcessConfig), given.build(EngineConfig)

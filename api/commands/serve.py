@@ -26,7 +26,6 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.find import check_model
 
 
 def serve_options() -> list[click.Parameter]:
@@ -48,6 +47,8 @@ def build_engines(models: Sequence[Given]) -> list[EngineConfig]:
     Raises:
         ConfigError: A setting or a model is wrong.
     """
+    from staged_pool.runtime.models.find import check_model
+
     engines = [given.build(EngineConfig) for given in models]
     for given, engine in zip(models, engines, strict=True):
         with given.errors_by_source():

@@ -14,61 +14,9 @@ From a server, with the same methods (`AsyncClient` on asyncio and trio):
 All errors are subclasses of `StagedPoolError`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.open import open_engine, open_engines
-from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
-from staged_pool.runtime.requests import (
-    MODEL_MAX,
-    Chat,
-    ClassifyRequest,
-    EmbedRequest,
-    Image,
-    Output,
-    PairInput,
-    ScoreRequest,
-    TextInput,
-    TokenClassifyRequest,
-)
-from staged_pool.runtime.results import (
-    ClassifyResult,
-    EmbedResult,
-    Entity,
-    Ranked,
-    RerankResult,
-    ScoreResult,
-    TokenClassifyResult,
-    Usage,
-)
-from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.version import VERSION
-from staged_pool.stages.errors import (
-    Abandoned,
-    ConfigError,
-    DeadlineExceeded,
-    DeviceLost,
-    EngineStopped,
-    InvalidInput,
-    MediaTimedOut,
-    MediaUnavailable,
-    ModelFailed,
-    OutOfMemory,
-    Overloaded,
-    StagedPoolError,
-    StageFailed,
-    TooLarge,
-    UnknownModel,
-    Unsupported,
-    UnsupportedMedia,
-    UnusableMedia,
-    UrlNotAllowed,
-)
-from staged_pool.stages.scheduling.entries import Priority
-
-if TYPE_CHECKING:
-    from staged_pool.client import AsyncClient, Client, RetryPolicy
 
 __version__ = VERSION
 
@@ -126,11 +74,120 @@ __all__ = [
     "open_engines",
 ]
 
+# A name is imported at its first use: the command line, or a program with a client, needs few of them.
+if TYPE_CHECKING:
+    from staged_pool.client import AsyncClient, Client, RetryPolicy
+    from staged_pool.runtime.config import EngineConfig
+    from staged_pool.runtime.engine.engine import Engine
+    from staged_pool.runtime.engine.open import open_engine, open_engines
+    from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
+    from staged_pool.runtime.requests import (
+        MODEL_MAX,
+        Chat,
+        ClassifyRequest,
+        EmbedRequest,
+        Image,
+        Output,
+        PairInput,
+        ScoreRequest,
+        TextInput,
+        TokenClassifyRequest,
+    )
+    from staged_pool.runtime.results import (
+        ClassifyResult,
+        EmbedResult,
+        Entity,
+        Ranked,
+        RerankResult,
+        ScoreResult,
+        TokenClassifyResult,
+        Usage,
+    )
+    from staged_pool.runtime.statistics import EngineStatistics, Phase
+    from staged_pool.stages.errors import (
+        Abandoned,
+        ConfigError,
+        DeadlineExceeded,
+        DeviceLost,
+        EngineStopped,
+        InvalidInput,
+        MediaTimedOut,
+        MediaUnavailable,
+        ModelFailed,
+        OutOfMemory,
+        Overloaded,
+        StagedPoolError,
+        StageFailed,
+        TooLarge,
+        UnknownModel,
+        Unsupported,
+        UnsupportedMedia,
+        UnusableMedia,
+        UrlNotAllowed,
+    )
+    from staged_pool.stages.scheduling.entries import Priority
+else:
+    from importlib import import_module
 
-def __getattr__(name: str) -> Any:
-    """Import the clients at their first use, because that takes longer than all the rest."""
-    if name in ("AsyncClient", "Client", "RetryPolicy"):
-        from staged_pool import client
+    _NAMES: Final = {
+        "staged_pool.client": ("AsyncClient", "Client", "RetryPolicy"),
+        "staged_pool.runtime.config": ("EngineConfig",),
+        "staged_pool.runtime.engine.engine": ("Engine",),
+        "staged_pool.runtime.engine.open": ("open_engine", "open_engines"),
+        "staged_pool.runtime.model": ("ModelCard", "SparseVector", "Tokens"),
+        "staged_pool.runtime.requests": (
+            "MODEL_MAX",
+            "Chat",
+            "ClassifyRequest",
+            "EmbedRequest",
+            "Image",
+            "Output",
+            "PairInput",
+            "ScoreRequest",
+            "TextInput",
+            "TokenClassifyRequest",
+        ),
+        "staged_pool.runtime.results": (
+            "ClassifyResult",
+            "EmbedResult",
+            "Entity",
+            "Ranked",
+            "RerankResult",
+            "ScoreResult",
+            "TokenClassifyResult",
+            "Usage",
+        ),
+        "staged_pool.runtime.statistics": ("EngineStatistics", "Phase"),
+        "staged_pool.stages.errors": (
+            "Abandoned",
+            "ConfigError",
+            "DeadlineExceeded",
+            "DeviceLost",
+            "EngineStopped",
+            "InvalidInput",
+            "MediaTimedOut",
+            "MediaUnavailable",
+            "ModelFailed",
+            "OutOfMemory",
+            "Overloaded",
+            "StagedPoolError",
+            "StageFailed",
+            "TooLarge",
+            "UnknownModel",
+            "Unsupported",
+            "UnsupportedMedia",
+            "UnusableMedia",
+            "UrlNotAllowed",
+        ),
+        "staged_pool.stages.scheduling.entries": ("Priority",),
+    }
+    _MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names}
 
-        return getattr(client, name)
-    raise AttributeError(f"module 'staged_pool' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import staged_pool
+
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {
     "stages": {"torch", "transformers", "PIL", "numpy", "starlette", "hypercorn", "msgspec", "orjson", "typer", "click",
@@ -53,7 +55,11 @@ def test_a_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        ("staged_pool", {"torch", "transformers", "httpx", "staged_pool.client"}),
+        ("staged_pool", {"torch", "transformers", "numpy", "anyio", "httpx", "staged_pool.client"}),
+        (
+            "staged_pool.api.commands.cli",
+            {"torch", "numpy", "jinja2", "hypercorn", "staged_pool.runtime.engine.engine"},
+        ),
         ("staged_pool.client", {"torch", "transformers", "hypercorn", "staged_pool.api"}),
     ],
 )
@@ -61,6 +67,18 @@ def test_importing_the_library_loads_nothing_that_is_not_needed_yet(module: str,
     code = f"import sys, {module}; print(sorted({others} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_public_name_is_imported_from_where_type_checkers_find_it() -> None:
+    tree = ast.parse((ROOT / "api" / "python" / "__init__.py").read_text())
+    [checked] = [node for node in tree.body if isinstance(node, ast.If)]
+    homes = {
+        alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert homes == vars(staged_pool)["_MODULE_OF"]
+    assert {*homes, "__version__"} == {*staged_pool.__all__} <= {*dir(staged_pool)}
+    for name, module in homes.items():
+        assert getattr(staged_pool, name) is getattr(sys.modules[module or ""], name)
 
 
 def test_the_client_needs_little_of_what_an_engine_does() -> None:

@@ -559,7 +559,7 @@ def test_the_clients_are_part_of_the_library() -> None:
     assert staged_pool.Client is Client
     assert staged_pool.AsyncClient is AsyncClient
     with pytest.raises(AttributeError, match="no attribute 'Clientele'"):
-        _ = staged_pool.Clientele
+        _ = staged_pool.Clientele  # type: ignore[attr-defined]
 
 
 def test_both_clients_show_the_same_methods_with_all_that_they_take() -> None:
