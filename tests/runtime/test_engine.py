@@ -198,7 +198,7 @@ async def test_threads_that_hang_cost_themselves_and_then_readiness() -> None:
             tasks.start_soon(engine.embed, "hang")
             await until(lambda: engine.fault is not None)
             with pytest.raises(EngineStopped, match="every preprocess thread"):
-                await engine.embed("refused")
+                await engine.embed("rejected")
             gate.open()
         assert engine.fault is None
         await engine.embed("served again")
@@ -699,7 +699,7 @@ class Body:
     """An object that a caller's function holds."""
 
 
-def _refuse() -> EmbedRequest:
+def _reject() -> EmbedRequest:
     raise InvalidInput("The body is wrong.")
 
 
@@ -724,7 +724,7 @@ def _some(_: Sequence[int], result: object) -> object:
 @pytest.mark.parametrize(
     ("decode", "encode", "error"),
     [
-        (_refuse, None, InvalidInput),
+        (_reject, None, InvalidInput),
         (_crash, None, StageFailed),
         (_asks_for(""), None, InvalidInput),
         (_asks_for("preprocess"), None, ModelFailed),
@@ -733,7 +733,7 @@ def _some(_: Sequence[int], result: object) -> object:
         (_asks_for("encode"), _crash, StageFailed),
         (_asks_for("slow"), None, DeadlineExceeded),
     ],
-    ids=["refused", "decode", "no tokens", "preprocess", "NaN", "forward", "encode", "too late"],
+    ids=["rejected", "decode", "no tokens", "preprocess", "NaN", "forward", "encode", "too late"],
 )
 async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
     decode: Callable[[], EmbedRequest],

@@ -87,7 +87,7 @@ def few_images_wait_decoded() -> bool:
     return limits.fed_tokens < EngineConfig().waiting_tokens / 2
 
 
-def predictions_near_the_target_delay_are_refused() -> bool:
+def predictions_near_the_target_delay_are_rejected() -> bool:
     model = ServiceTimeModel()
     for tokens in [100, 1000] * 50:
         model.observe(tokens, tokens / 1000)
@@ -151,7 +151,7 @@ USES: Final = (
     ),
     Use("LEAST_VARIATION", service_time, 1e-9, sizes_that_hardly_differ_have_no_slope),
     Use("IMAGE_WAITING_BATCHES", lanes, 1_000_000, few_images_wait_decoded),
-    Use("DELAY_MARGIN", controller, 1.0, predictions_near_the_target_delay_are_refused),
+    Use("DELAY_MARGIN", controller, 1.0, predictions_near_the_target_delay_are_rejected),
     Use("TIMES_FREE", controller, inf, one_tenant_leaves_room_for_others),
     Use("LEARNING_WEIGHT", estimates, 1.0, one_odd_body_changes_no_estimate_much),
     Use("RARE", estimates, 0.0, a_lane_that_is_hardly_ever_used_is_not_expected),

@@ -318,7 +318,7 @@ async def test_a_failed_batch_does_not_wait_for_one_that_pauses(anyio_backend: o
                             await ask("embed", ["NaN", "NaN"])
 
                     tasks.start_soon(fail)
-                    await until(lambda: refused(served) == 1)
+                    await until(lambda: rejected(served) == 1)
                     gate.open()
 
 
@@ -416,13 +416,13 @@ async def test_a_rejection_for_overload_is_repeated_until_there_is_room(blocking
                     results.append(await ask("embed", "patient"))
 
                 tasks.start_soon(patient)
-                await until(lambda: refused(served) >= 3)
+                await until(lambda: rejected(served) >= 3)
                 gate.open()
     assert_array_equal(results[0].embeddings, [expected("patient")])
     assert model.preprocessed == [["first"], ["patient"]]
 
 
-def refused(served: Any) -> int:
+def rejected(served: Any) -> int:
     """Number of requests that admission has rejected."""
     return sum(served.engine.statistics().admission.refused.values())
 

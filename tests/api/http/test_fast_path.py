@@ -356,7 +356,7 @@ async def test_a_rejection_that_stands_is_an_answer_of_its_own_each_time() -> No
             assert (await read_answer(second)).startswith(b"HTTP/1.1 200")
 
 
-async def refused_ids(stream: anyio.abc.SocketStream, *requests: bytes) -> list[bytes]:
+async def rejected_ids(stream: anyio.abc.SocketStream, *requests: bytes) -> list[bytes]:
     """The request ids of the rejections of some requests, one after the other."""
     ids = []
     for sent in requests:
@@ -371,7 +371,7 @@ async def refused_ids(stream: anyio.abc.SocketStream, *requests: bytes) -> list[
 @pytest.mark.anyio
 async def test_of_many_rejections_few_are_logged_and_all_are_counted(logged: list[dict[str, Any]]) -> None:
     async with overloaded() as served, await served.connect() as stream:
-        await refused_ids(stream, *[EMBED] * 20)
+        await rejected_ids(stream, *[EMBED] * 20)
         lines = [line for line in logged if line["event"] == "request.finished" and line["status"] == 429]
         left_out = sum(line.get("rejections_left_out", 0) for line in lines)
         assert 1 <= len(lines) < 20
@@ -385,23 +385,23 @@ async def test_a_request_keeps_the_id_that_it_was_given() -> None:
     ids = [b"one", b"two", b"two", b"one"]
     requests = [post(b'{"input":"a"}', f"x-request-id: {given.decode()}") for given in ids]
     async with overloaded() as served, await served.connect() as stream:
-        assert await refused_ids(stream, *requests) == ids
+        assert await rejected_ids(stream, *requests) == ids
 
 
 @pytest.mark.anyio
 async def test_a_head_that_is_known_may_have_its_body_later() -> None:
     async with overloaded() as served, await served.connect() as stream:
-        await refused_ids(stream, EMBED, EMBED)
+        await rejected_ids(stream, EMBED, EMBED)
         await stream.send(EMBED[:-1])
         await anyio.wait_all_tasks_blocked()
         assert served.engine.statistics().admission.refused == {"requests": 2}
-        await refused_ids(stream, EMBED[-1:], EMBED)
+        await rejected_ids(stream, EMBED[-1:], EMBED)
 
 
 @pytest.mark.anyio
 async def test_a_known_head_is_no_way_around_a_drain() -> None:
     async with overloaded() as served, await served.connect() as stream:
-        await refused_ids(stream, EMBED, EMBED)
+        await rejected_ids(stream, EMBED, EMBED)
         served.server.registry.close("the server is draining")
         await stream.send(EMBED)
         assert (await read_answer(stream)).startswith(b"HTTP/1.1 503")
@@ -411,7 +411,7 @@ async def test_a_known_head_is_no_way_around_a_drain() -> None:
 async def test_a_rejection_of_bulk_work_is_not_one_of_interactive_work() -> None:
     requests = [post(b'{"input":"a"}', f"x-priority: {priority}") for priority in Priority] * 2
     async with overloaded() as served, await served.connect() as stream:
-        await refused_ids(stream, *requests)
+        await rejected_ids(stream, *requests)
         rejected = served.engine.statistics().admission.refused
         assert sum(rejected.values()) == 4
 

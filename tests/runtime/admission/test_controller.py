@@ -100,15 +100,15 @@ def test_bytes_per_token_are_learned() -> None:
     assert admission.statistics().bytes_per_token == pytest.approx(10, rel=0.01)
 
 
-@pytest.mark.parametrize(("limit", "refused"), [("max_requests", "requests"), ("max_bytes", "bytes")])
-def test_each_limit_rejects_what_would_exceed_it(limit: str, refused: str) -> None:
-    limits: dict[str, Any] = {limit: 2 if refused == "requests" else 200}
+@pytest.mark.parametrize(("limit", "reason"), [("max_requests", "requests"), ("max_bytes", "bytes")])
+def test_each_limit_rejects_what_would_exceed_it(limit: str, reason: str) -> None:
+    limits: dict[str, Any] = {limit: 2 if reason == "requests" else 200}
     admission = admission_of(**limits)
     for _ in range(2):
         admission.enter(body_bytes=100, timeout_s=FOREVER)
-    with pytest.raises(Overloaded, match=refused):
+    with pytest.raises(Overloaded, match=reason):
         admission.enter(body_bytes=100, timeout_s=FOREVER)
-    assert admission.statistics().refused == {refused: 1}
+    assert admission.statistics().refused == {reason: 1}
     assert admission.statistics().requests == 2
 
 
@@ -351,7 +351,7 @@ def test_whatever_happens_what_is_counted_is_what_is_in_flight(
                 reservations.remove(reservation)
                 admission.leave(reservation, answered=bool(number % 2))
         except Overloaded:
-            assert reservations, "an empty engine refuses nothing"
+            assert reservations, "an empty engine rejects nothing"
         s = admission.statistics()
         assert (s.requests, s.items) == (len(reservations), sum(reservation.items for reservation in reservations))
         assert sum(admission.in_flight.total.tokens.values()) == pytest.approx(

@@ -215,12 +215,12 @@ async def test_a_caller_who_leaves_does_not_wait_for_the_disk_and_the_place_is_k
 
 
 async def test_a_thread_that_cannot_be_had_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with on_a_disk(media_limit=1) as (_, fetcher):
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse)
+            patch.setattr(threading.Thread, "start", fail)
             with pytest.raises(RuntimeError):
                 await fetcher.fetch(Image("file:///a"))
         assert (await fetcher.fetch(Image("file:///a"))).source == b"read"
