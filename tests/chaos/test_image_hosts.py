@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.chaos.harness import Attacked
-from tests.chaos.seeing import attacked, body, rejection, settings, vectors
+from tests.chaos.images import attacked, body, rejection, settings, vectors
 from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import build
 from tests.runtime.media.origin import LOCAL, NAME, answer, origin, redirect

@@ -30,7 +30,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
 from tests.api.serving import Served, post, read_answer, serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.seeing import WORKERS, Vector, attacked, body, rejection, settings, vectors
+from tests.chaos.images import WORKERS, Vector, attacked, body, rejection, settings, vectors
 from tests.models.images.drawing import chunk, drawing, encode, png
 from tests.models.requests import embed
 from tests.models.tiny import build
@@ -65,7 +65,7 @@ def right(clip: Path) -> Callable[[Sequence[bytes]], Vector]:
 
 
 @pytest.fixture
-async def seeing(clip: Path, anyio_backend: object) -> AsyncIterator[Attacked]:
+async def image_server(clip: Path, anyio_backend: object) -> AsyncIterator[Attacked]:
     async with attacked(settings(clip)) as fire:
         yield fire
 
@@ -103,7 +103,7 @@ def is_busy(served: Served, stage: str, workers: int) -> bool:
 # Row 35
 
 
-async def test_row_35_invalid_base64_of_an_image_is_rejected_by_its_place(seeing: Attacked) -> None:
+async def test_row_35_invalid_base64_of_an_image_is_rejected_by_its_place(image_server: Attacked) -> None:
     whole = base64.b64encode(SOLE).decode()
     padded = base64.b64encode(SOLE + bytes(-len(SOLE) % 3 + 1)).decode()
     assert padded.endswith("==")
@@ -118,7 +118,7 @@ async def test_row_35_invalid_base64_of_an_image_is_rejected_by_its_place(seeing
         "no comma": "data:image/png;base64",
         "nothing": "data:image/png;base64,",
     }
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
         for name, given in wrong.items():
             response = await client.post("/v1/embeddings", json=body(SOLE, given))
             assert rejection(response) == (400, 1), (name, response.text)
@@ -126,7 +126,7 @@ async def test_row_35_invalid_base64_of_an_image_is_rejected_by_its_place(seeing
 
 
 async def test_row_35_base64_in_lines_and_a_wrong_type_of_image_are_read(
-    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+    image_server: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     whole = base64.b64encode(SOLE).decode()
     written = [
@@ -137,7 +137,7 @@ async def test_row_35_base64_in_lines_and_a_wrong_type_of_image_are_read(
         "data:," + "".join(f"%{byte:02X}" for byte in SOLE),
         base64.urlsafe_b64encode(SOLE).decode().rstrip("="),
     ]
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
         found = vectors(await client.post("/v1/embeddings", json=body(*written)))
     assert np.abs(found - right([SOLE] * len(written))).max() < CLOSE
 
@@ -182,10 +182,10 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
 
 
 async def test_rows_36_to_38_an_unreadable_image_fails_its_request_by_its_place(
-    seeing: Attacked, monkeypatch: pytest.MonkeyPatch
+    image_server: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = counted(monkeypatch)
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
         for name, (data, status) in bombs().items():
             response = await client.post("/v1/embeddings", json=body(SOLE, data))
             assert rejection(response) == (status, 1), (name, response.text)
@@ -229,11 +229,11 @@ def _seen(data: bytes) -> Pillow.Image:
 
 
 async def test_row_38_files_of_every_kind_give_what_is_seen_in_them_and_never_what_is_in_another(
-    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+    image_server: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     files = modes()
     wanted = right([shown for _, shown in files.values()])
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
         found = vectors(await client.post("/v1/embeddings", json=body(*(data for data, _ in files.values()))))
     apart = dict(zip(files, np.abs(found - wanted).max(axis=1).tolist(), strict=True))
     assert max(apart.values()) < 0.01, apart
@@ -264,11 +264,11 @@ def films() -> dict[str, tuple[bytes, bytes]]:
 
 
 async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
-    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+    image_server: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     files = films()
     wanted = right([first for _, first in files.values()])
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
         with anyio.fail_after(10):
             found = vectors(await client.post("/v1/embeddings", json=body(*(film for film, _ in files.values()))))
     apart = dict(zip(files, np.abs(found - wanted).max(axis=1).tolist(), strict=True))
@@ -279,13 +279,13 @@ async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
 
 
 async def test_row_39_a_damaged_image_among_31_good_ones_fails_its_own_request_and_no_other(
-    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+    image_server: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     good = [encode(drawing(40 + seed, 60, seed), "JPEG" if seed % 2 else "PNG") for seed in range(31)]
     wanted = right(good)
     answers: dict[int, httpx.Response] = {}
 
-    async with seeing.served.client() as client:
+    async with image_server.served.client() as client:
 
         async def ask(place: int, *images: bytes) -> None:
             answers[place] = await client.post("/v1/embeddings", json=body(*images))
@@ -518,7 +518,7 @@ async def test_the_cache_of_images_is_seen_and_can_be_emptied(clip: Path) -> Non
         assert cast(Any, fire.served.engine.statistics().image_cache).misses == 4
 
 
-async def test_a_server_that_keeps_no_images_speaks_of_no_cache(seeing: Attacked) -> None:
-    async with seeing.served.client() as client:
+async def test_a_server_that_keeps_no_images_speaks_of_no_cache(image_server: Attacked) -> None:
+    async with image_server.served.client() as client:
         assert (await client.get("/stages")).json()["models"]["clip"]["image_cache"] is None
         assert "image_cache" not in (await client.get("/metrics")).text

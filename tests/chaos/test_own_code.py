@@ -22,7 +22,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.seeing import WORKERS, body, rejection, settings, vectors
+from tests.chaos.images import WORKERS, body, rejection, settings, vectors
 from tests.models.images.drawing import encode
 from tests.models.tiny import build
 

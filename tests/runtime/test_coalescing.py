@@ -21,7 +21,7 @@ from staged_pool.stages.errors import (
     StageFailed,
 )
 from staged_pool.stages.scheduling.entries import Priority
-from tests.runtime.seeing import engine_on
+from tests.runtime.images import engine_on
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until

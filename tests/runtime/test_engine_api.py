@@ -18,7 +18,7 @@ from staged_pool.runtime.requests import Chat, EmbedRequest, Image, Output, Text
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from tests.runtime.seeing import engine_on as an_engine_on
+from tests.runtime.images import engine_on as an_engine_on
 from tests.support.cards import BOTH_LANES, CARD
 from tests.support.model import LetterModel, expected
 

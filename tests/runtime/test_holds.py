@@ -17,7 +17,7 @@ from staged_pool.api.app.metrics import _device_families
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.stage import StageOptions
-from tests.runtime.seeing import engine_on
+from tests.runtime.images import engine_on
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
 

@@ -16,7 +16,7 @@ from staged_pool.stages import batch
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.runtime.seeing import ask, engine_on, image, waiting_to_be_fed
+from tests.runtime.images import ask, engine_on, image, waiting_to_be_fed
 from tests.support.cards import BOTH_LANES, CARD
 from tests.support.channels import acting_channels
 from tests.support.gates import Gate

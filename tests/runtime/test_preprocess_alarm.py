@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from staged_pool.stages.stage import StageOptions
-from tests.runtime.seeing import ask, engine_on, image
+from tests.runtime.images import ask, engine_on, image
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel

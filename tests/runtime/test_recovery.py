@@ -12,7 +12,7 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.stages.errors import OutOfMemory
 from staged_pool.stages.stage import StageOptions
-from tests.runtime.seeing import engine_on
+from tests.runtime.images import engine_on
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until

@@ -18,7 +18,7 @@ from staged_pool.runtime.model import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 from staged_pool.stages.errors import ConfigError, ModelFailed
-from tests.runtime.seeing import engine_on
+from tests.runtime.images import engine_on
 from tests.runtime.test_coalescing import busy_engine
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected

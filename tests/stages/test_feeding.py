@@ -31,7 +31,7 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
-from tests.runtime.seeing import Host, ask, at, completer, engine_on, image, waiting_to_be_fed
+from tests.runtime.images import Host, ask, at, completer, engine_on, image, waiting_to_be_fed
 from tests.support.cards import BOTH_LANES
 from tests.support.channels import acting_channels
 from tests.support.gates import Gate

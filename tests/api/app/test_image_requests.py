@@ -24,8 +24,8 @@ from staged_pool.runtime.media.dns import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
 from tests.api.serving import opens, serving
+from tests.runtime.images import engine_on
 from tests.runtime.media.origin import LOCAL, Names, answer, origin
-from tests.runtime.seeing import engine_on
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected

@@ -15,7 +15,7 @@ import pytest
 
 from staged_pool.api.http.protocol.bodies import INLINE_JOIN_BYTES
 from tests.api.serving import EMBED, opens, post, read_answer, serving, statuses
-from tests.runtime.seeing import engine_on
+from tests.runtime.images import engine_on
 from tests.support.cards import BOTH_LANES
 from tests.support.model import LetterModel
 from tests.support.waiting import until

@@ -31,7 +31,7 @@ QUERY = "A function call"
 
 
 @pytest.fixture(scope="module")
-def seeing(tiny_folder: TinyFolder) -> Known:
+def conversations(tiny_folder: TinyFolder) -> Known:
     folder = tiny_folder("qwen2-vl")
     wanted = [
         oracle.text(folder, "a text"),
@@ -54,8 +54,8 @@ async def score(engine: Engine, *documents: Image | Chat) -> ScoreResult:
     return await engine.submit(lambda: ScoreRequest(queries=(QUERY,), documents=documents), lambda result: result)
 
 
-async def test_one_request_may_hold_texts_images_and_both(seeing: Known) -> None:
-    config, wanted = seeing
+async def test_one_request_may_hold_texts_images_and_both(conversations: Known) -> None:
+    config, wanted = conversations
     found: list[EmbedResult] = []
 
     async def ask(engine: Engine) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from staged_pool.runtime.memory.governor import Pressure
 from staged_pool.stages.errors import Overloaded
-from tests.runtime.seeing import ask, engine_on
+from tests.runtime.images import ask, engine_on
 from tests.support.cards import BOTH_LANES
 from tests.support.model import LetterModel
 

@@ -1,4 +1,4 @@
-"""A model of both lanes whose answers are known, and requests for it."""
+"""Engines on the double of texts and images, and requests to them."""
 
 from __future__ import annotations
 
