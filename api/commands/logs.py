@@ -25,27 +25,27 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from staged_pool.stages import log
 
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Format: TypeAlias = Literal["auto", "text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
-_LEVELS: Final[dict[Level, int]] = {
+_LEVELS: Final[dict[LogLevel, int]] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
 
-MOST_LINES: Final = 10_000
-"""Most lines that wait to be written, some megabytes. More are dropped and counted."""
+MAX_LINES: Final = 10_000
+"""Maximum lines that wait to be written, some megabytes. More are dropped and counted."""
 
-GATHER_S: Final = 0.05
+FLUSH_INTERVAL_S: Final = 0.05
 """Seconds that a line waits for others, to be written with them. Each write makes the interpreter switch threads."""
 
 DRAIN_S: Final = 1.0
 """Seconds that the end of the process waits for the reader of the log."""
 
 
-def configure(level: Level = "info", format_: Format = "auto") -> None:
+def configure(level: LogLevel = "info", format_: LogFormat = "auto") -> None:
     """Set up our loggers and the standard library's logging. `auto` writes text where stderr is a terminal."""
     stream = cast(TextIO, _stream(sys.stderr))
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
@@ -87,7 +87,7 @@ def drain() -> None:
         writer.drain()
 
 
-class _Lossy:
+class _LossyStream:
     """Stream that drops a line it cannot write.
 
     A closed pipe or a full disk must not fail the code that logs: a server whose log is gone must still drain.
@@ -114,18 +114,18 @@ class _Writer:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._waiting: SimpleQueue[str | threading.Event] = SimpleQueue()
-        self._hurry = threading.Event()
+        self._flush_now = threading.Event()
         self._lost = 0
-        self._losing = threading.Lock()
+        self._lost_lock = threading.Lock()
         # A daemon: a write to a pipe that nobody reads never ends. It holds no lock of a stream meanwhile.
         threading.Thread(target=self._run, name="staged-pool logs", daemon=True).start()
         atexit.register(self.drain)
 
     def write(self, text: str) -> None:
-        if self._waiting.qsize() < MOST_LINES:
+        if self._waiting.qsize() < MAX_LINES:
             self._waiting.put(text)
         else:
-            with self._losing:
+            with self._lost_lock:
                 self._lost += 1
 
     def flush(self) -> None:
@@ -134,15 +134,15 @@ class _Writer:
     def drain(self) -> None:
         written = threading.Event()
         self._waiting.put(written)
-        self._hurry.set()
+        self._flush_now.set()
         written.wait(DRAIN_S)
 
     def _run(self) -> None:
         own = log.get_logger("staged_pool.logs")
         while True:
             first = self._waiting.get()
-            self._hurry.wait(GATHER_S)
-            self._hurry.clear()
+            self._flush_now.wait(FLUSH_INTERVAL_S)
+            self._flush_now.clear()
             drains = self._write_waiting(first)
             while lost := self._take_lost():
                 drains += self._write_waiting()  # makes room for the warning
@@ -152,7 +152,7 @@ class _Writer:
                 written.set()
 
     def _take_lost(self) -> int:
-        with self._losing:
+        with self._lost_lock:
             lost, self._lost = self._lost, 0
         return lost
 
@@ -160,7 +160,7 @@ class _Writer:
         """Write the waiting lines; return the events to set once they are written."""
         each = [*first]
         with suppress(Empty):
-            while len(each) < MOST_LINES:
+            while len(each) < MAX_LINES:
                 each.append(self._waiting.get_nowait())
         self._write_out("".join(line for line in each if isinstance(line, str)).encode(errors="backslashreplace"))
         return [written for written in each if isinstance(written, threading.Event)]
@@ -171,20 +171,20 @@ class _Writer:
             try:
                 left = left[os.write(self._descriptor, left) :]
             except BlockingIOError:  # a process that shares the file has made it non-blocking
-                time.sleep(GATHER_S)
+                time.sleep(FLUSH_INTERVAL_S)
             except OSError:
                 return
 
 
-_latest: _Lossy | _Writer | None = None
+_latest: _LossyStream | _Writer | None = None
 
 
-def _stream(stream: TextIO) -> _Lossy | _Writer:
+def _stream(stream: TextIO) -> _LossyStream | _Writer:
     global _latest  # noqa: PLW0603  # one for the process, as the stream is
     try:
         _latest = _Writer(stream.fileno())
     except io.UnsupportedOperation:  # a replacement of stderr that is no file
-        _latest = _Lossy(stream)
+        _latest = _LossyStream(stream)
     return _latest
 
 
