@@ -16,7 +16,7 @@ from staged_pool.api.asgi import Scope
 MODEL: Final = "staged_pool.model"
 """Key in a scope: the model that the path names, or None. Its presence means that `place` has been called."""
 
-PREFIX: Final = "/m/"
+MODEL_PREFIX: Final = "/m/"
 """Prefix of a model: `/m/NAME/embed` is `/embed` of the model NAME, for clients without a field for the model."""
 
 ONE_MODEL: Final = "/v1/models/{id}"
@@ -65,11 +65,11 @@ class Addresses:
         if (plain := self._plain(target)) is not None:
             return plain
         target = _SLASHES.sub("/", target)
-        if not target.startswith(PREFIX):
+        if not target.startswith(MODEL_PREFIX):
             return None
         first: tuple[str, str | None] | None = None
         served = self._names()
-        for name, rest in _splits(target.removeprefix(PREFIX)):
+        for name, rest in _splits(target.removeprefix(MODEL_PREFIX)):
             if (found := self._plain(rest)) is None:
                 continue
             route, inner = found
@@ -82,7 +82,7 @@ class Addresses:
         return first
 
     def _plain(self, target: str) -> tuple[str, str | None] | None:
-        """Return the same as `_find`, for a target without `PREFIX`."""
+        """Return the same as `_find`, for a target without `MODEL_PREFIX`."""
         tidy = _SLASHES.sub("/", target)
         tidy = tidy.rstrip("/") or "/"
         if tidy in self._routes:

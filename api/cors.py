@@ -9,7 +9,7 @@ from typing import Final
 from staged_pool.api.asgi import App, Scope
 from staged_pool.stages.errors import ConfigError
 
-METHODS: Final = ("GET", "HEAD", "POST")
+CORS_METHODS: Final = ("GET", "HEAD", "POST")
 EXPOSED: Final = (
     "x-request-id", "server-timing", "retry-after", "metadata",
     "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens",
@@ -41,7 +41,7 @@ def cors(app: App, origins: Sequence[str]) -> App:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=METHODS,
+        allow_methods=CORS_METHODS,
         allow_headers=["*"],  # client libraries in browsers add headers of their own
         expose_headers=EXPOSED,
         max_age=PREFLIGHT_S,

@@ -24,7 +24,7 @@ Kind = Literal["text", "texts", "path", "int", "float", "bool", "choice"]
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 """Headings of `--help-all` and of docs/configuration.md, in their order."""
 
-PREFIX: Final = "STAGED_POOL_"
+ENV_PREFIX: Final = "STAGED_POOL_"
 """Start of each variable's name; the flag in capitals follows."""
 
 DAY_S: Final = 86_400
@@ -147,7 +147,7 @@ class SettingField:
     @property
     def variable(self) -> str:
         """Name of the environment variable."""
-        return PREFIX + self.key.replace("-", "_").upper()
+        return ENV_PREFIX + self.key.replace("-", "_").upper()
 
     @property
     def given_kind(self) -> Kind:

@@ -10,7 +10,7 @@ from typing import Final
 ECHO_LIMIT = 40
 """Most characters of a caller's value that a message repeats."""
 
-SETTINGS: Final = frozenset({
+REQUEST_SETTINGS: Final = frozenset({
     "aggregation", "dimensions", "instruction", "max_document_tokens", "max_query_tokens", "max_tokens", "outputs",
     "prompt", "prompt_name", "top_n",
 })  # fmt: skip
@@ -22,7 +22,7 @@ ADMISSION: Final = "door"
 The value is a label of `staged_pool_cancelled_total` and `staged_pool_expired_total`: a change breaks dashboards.
 """
 
-_FIELD: Final = re.compile(rf"\$({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
+_FIELD: Final = re.compile(rf"\$({'|'.join(sorted(REQUEST_SETTINGS, key=len, reverse=True))})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class InvalidInput(StagedPoolError):
     """The request is wrong: the same request will fail again.
 
     Args:
-        message: The fault and its remedy, but never the input itself. `$field` stands for one of `SETTINGS`.
+        message: The fault and its remedy, but never the input itself. `$field` stands for one of `REQUEST_SETTINGS`.
         param: The field at fault, by the engine's name or, for other fields, the caller's.
         index: Index of the input at fault, if it is one of the inputs.
     """
@@ -76,7 +76,7 @@ class InvalidInput(StagedPoolError):
         if self.param is None:
             return message, None
         param = words.fields.get(self.param, self.param)
-        if self.index is None or self.param in SETTINGS or words.place is None:
+        if self.index is None or self.param in REQUEST_SETTINGS or words.place is None:
             return message, param
         place = words.place(param, self.index)
         return (message if message.startswith(place) else f"{place}: {message}"), param

@@ -10,7 +10,7 @@ from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
-from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
+from staged_pool.api.app.call import NDJSON, PATH_TAKEN, Answer, Call, Handler, Lines
 from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import EngineRegistry
@@ -18,11 +18,11 @@ from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
-from staged_pool.api.app.routes import PROBES, Routes
+from staged_pool.api.app.routes import PROBE_PATHS, Routes
 from staged_pool.api.app.sampling import Sample
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.cors import METHODS, is_preflight
+from staged_pool.api.cors import CORS_METHODS, is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.limits.server_state import ServerState
@@ -133,7 +133,7 @@ class Application:
                 self._finish(call, outcome, time.perf_counter() - started)
 
     def _line_headers(self, scope: Scope, request_id: str) -> Headers:
-        return [(b"content-type", LINES), (b"x-request-id", request_id.encode()), *self._closing(scope)]
+        return [(b"content-type", NDJSON), (b"x-request-id", request_id.encode()), *self._closing(scope)]
 
     def _closing(self, scope: Scope) -> Headers:
         if self.closes_connections and scope["http_version"].startswith("1"):
@@ -185,7 +185,7 @@ class Application:
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
         if (trace_id := call.trace_id) is not None:
             fields["trace_id"] = trace_id
-        (log.debug if path in PROBES else log.info)("request.finished", **fields)
+        (log.debug if path in PROBE_PATHS else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.respond(self._no_such_route, scope, receive, send)
@@ -196,7 +196,7 @@ class Application:
     async def _no_such_route(self, call: Call) -> Answer:
         method, path = call.scope["method"], call.scope["path"]
         if (method, path) == ("OPTIONS", "*"):
-            return Answer(status=204, headers=[(b"allow", ", ".join(METHODS).encode())])
+            return Answer(status=204, headers=[(b"allow", ", ".join(CORS_METHODS).encode())])
         return Answer.of(no_route(method, path, list(self._resources)), call.error_format)
 
 

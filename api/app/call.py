@@ -40,7 +40,7 @@ ErrorFormat: TypeAlias = Callable[[Problem], tuple[int, bytes]]
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
 _BACKGROUND: Final = re.compile(rb"(?:^|,)[ \t]*u=7[ \t]*(?:$|[,;])")
-LINES: Final = b"application/x-ndjson"
+NDJSON: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -182,7 +182,7 @@ class Call:
     @property
     def wants_lines(self) -> bool:
         """True if the client asks for an answer line by line."""
-        return LINES in self.headers.get(b"accept", b"")
+        return NDJSON in self.headers.get(b"accept", b"")
 
     @property
     def named_model(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final
 from staged_pool.api import status
 from staged_pool.api.app.tasks import Task
 from staged_pool.api.status import HttpError, Problem
-from staged_pool.api.wire.dialects.pooling import TASKS, Narrowed
+from staged_pool.api.wire.dialects.pooling import POOLING_TASKS, Narrowed
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
@@ -84,7 +84,7 @@ def served(engines: Sequence[Engine]) -> str:
 
 def abilities(card: ModelCard) -> Sequence[str]:
     """Return the abilities of a model: the names of its tasks in `/pooling`, and `score`."""
-    found = list(dict.fromkeys(TASKS[output] for output in card.outputs))
+    found = list(dict.fromkeys(POOLING_TASKS[output] for output in card.outputs))
     return found if card.scoring is None else [*found, "score"]
 
 

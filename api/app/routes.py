@@ -19,7 +19,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.stages.offload import ThreadOffload
 
-PROBES: Final = OPEN | {"/load", "/metrics", "/stages"}
+PROBE_PATHS: Final = OPEN | {"/load", "/metrics", "/stages"}
 """Paths that monitoring polls every few seconds: their requests are logged at debug level."""
 
 

@@ -20,7 +20,7 @@ from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput
 
-TASKS: Final[Mapping[Output, str]] = {
+POOLING_TASKS: Final[Mapping[Output, str]] = {
     Output.DENSE: "embed",
     Output.SPARSE: "sparse",
     Output.MULTI_VECTOR: "token_embed",
@@ -66,8 +66,8 @@ def embed(
         InvalidInput: An argument or an input is wrong.
     """
     wanted = arguments.outputs(outputs)
-    if not wanted or not wanted <= TASKS.keys():
-        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(TASKS))}.", param="outputs")
+    if not wanted or not wanted <= POOLING_TASKS.keys():
+        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(POOLING_TASKS))}.", param="outputs")
     sources, common = _vectors(
         defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
     )
@@ -76,7 +76,7 @@ def embed(
         common |= _BASE64
     else:
         path, read = "/pooling", partial(reading.read_outputs, outputs=wanted)
-        common["task"] = [task for output, task in TASKS.items() if output in wanted]
+        common["task"] = [task for output, task in POOLING_TASKS.items() if output in wanted]
         # base64 loses the shape of an array, and the number of tokens is unknown here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
     join = reading.join_vectors

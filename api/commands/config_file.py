@@ -18,7 +18,7 @@ from staged_pool.stages.errors import ConfigError
 CONFIG_FILE: Final = "config_file"
 """Name of the parameter of `--config`."""
 
-MODELS: Final = "models"
+MODELS_KEY: Final = "models"
 """Key of the array of tables, one for each model."""
 
 _EXPECTED: Final[Mapping[Kind, str]] = {
@@ -66,16 +66,18 @@ def read_config_file(path: Path) -> ConfigFile:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     reader = _Reader(path, text)
-    tables = found.pop(MODELS, [])
+    tables = found.pop(MODELS_KEY, [])
     top = reader.table(found, None)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{reader.place(MODELS, None)}: {MODELS} must be tables, each begun by [[{MODELS}]]")
+        raise ConfigError(
+            f"{reader.place(MODELS_KEY, None)}: {MODELS_KEY} must be tables, each begun by [[{MODELS_KEY}]]"
+        )
     models = [reader.table(table, number) for number, table in enumerate(tables, start=1)]
     if models and "model" in top.values:
-        raise ConfigError(f"{top.places['model']}: model stands beside [[{MODELS}]]; keep one of them")
+        raise ConfigError(f"{top.places['model']}: model stands beside [[{MODELS_KEY}]]; keep one of them")
     for number, model in enumerate(models, start=1):
         if "model" not in model.values:
-            raise ConfigError(f'{path}: [[{MODELS}]] number {number} needs model, such as model = "./my-model"')
+            raise ConfigError(f'{path}: [[{MODELS_KEY}]] number {number} needs model, such as model = "./my-model"')
     return ConfigFile(path=path, top=top, models=models)
 
 
@@ -107,11 +109,11 @@ class _Reader:
     def _row(self, key: str, place: str, number: int | None) -> SettingField:
         row = self._rows.get(key)
         if row is None:
-            near = get_close_matches(key.replace("_", "-").lower(), [*self._rows, MODELS], 1)
+            near = get_close_matches(key.replace("_", "-").lower(), [*self._rows, MODELS_KEY], 1)
             known = f"did you mean {near[0]}?" if near else "`staged-pool serve --help-all` lists all"
             raise ConfigError(f"{place}: {key} is no setting; {known}")
         if number is not None and (key not in self._of_engine or row.about.shared):
-            raise ConfigError(f"{place}: {key} is for all models; write it above the first [[{MODELS}]]")
+            raise ConfigError(f"{place}: {key} is for all models; write it above the first [[{MODELS_KEY}]]")
         return row
 
     def _lines_of(self, key: str, number: int | None) -> Iterator[int]:
@@ -123,7 +125,7 @@ class _Reader:
                     above = tomllib.loads("\n".join(self._lines[:count]))
                 except tomllib.TOMLDecodeError:  # inside a text of several lines
                     continue
-                if key == MODELS or len(above.get(MODELS, [])) == (number or 0):
+                if key == MODELS_KEY or len(above.get(MODELS_KEY, [])) == (number or 0):
                     yield count + 1
 
 

@@ -24,7 +24,7 @@ from staged_pool.api.commands.process import errors_in_flag_words, prepare_envir
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX
-from staged_pool.runtime.settings import PREFIX
+from staged_pool.runtime.settings import ENV_PREFIX
 from staged_pool.stages.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ embed: Final = SettingsCommand(
         click.Option(
             ["--dimensions"],
             type=click.INT,
-            envvar=f"{PREFIX}DIMENSIONS",
+            envvar=f"{ENV_PREFIX}DIMENSIONS",
             metavar="N",
             help="Keep the first N values of each vector, such as 256. Only Matryoshka models lose little by it.",
         ),

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from staged_pool.api.commands.config_file import CONFIG_FILE
-from staged_pool.runtime.settings import GROUPS, PREFIX, Kind, SettingField, settings_of
+from staged_pool.runtime.settings import ENV_PREFIX, GROUPS, Kind, SettingField, settings_of
 
 HELP_WIDTH: Final = 100
 """Most columns of a help page."""
@@ -140,7 +140,7 @@ def _unbroken(text: str) -> str:
 
 def _rules(ctx: click.Context, hidden: int) -> str:
     rest = f"`{ctx.command_path} --help-all` explains all flags; {hidden} are not listed here.\n\n" if hidden else ""
-    variable = f"{PREFIX} and the flag's name in capitals ({PREFIX}DTYPE=float32)"
+    variable = f"{ENV_PREFIX} and the flag's name in capitals ({ENV_PREFIX}DTYPE=float32)"
     if all(param.name != CONFIG_FILE for param in ctx.command.params):
         return f"{rest}Settings can also be variables: {variable}."
     return (

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from staged_pool.api.commands.config_file import MODELS
+from staged_pool.api.commands.config_file import MODELS_KEY
 from staged_pool.api.commands.given import Given, Source, build_server, config_file, given_models, given_settings
 from staged_pool.api.commands.options import SettingsCommand
 from staged_pool.api.commands.process import errors_in_flag_words
@@ -69,7 +69,7 @@ def _json(shown: Mapping[str, _Shown], models: list[dict[str, _Shown]]) -> str:
             for key, each in settings.items()
         }
 
-    return json.dumps({"settings": fields(shown), MODELS: [fields(model) for model in models]}, indent=2)
+    return json.dumps({"settings": fields(shown), MODELS_KEY: [fields(model) for model in models]}, indent=2)
 
 
 def _toml(shown: Mapping[str, _Shown], models: list[dict[str, _Shown]]) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _toml(shown: Mapping[str, _Shown], models: list[dict[str, _Shown]]) -> Itera
         yield from (_toml_line(key, each) for key, each in shown.items() if each.row.about.group == group)
         yield ""
     for model in models:
-        yield f"[[{MODELS}]]"
+        yield f"[[{MODELS_KEY}]]"
         yield from (_toml_line(key, each) for key, each in model.items())
         yield ""
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.openapi.answers import AnswerSchema, Embeddings, Error, NimError, RankingUsage, Usage
-from staged_pool.api.openapi.operation import BYTES, PLAIN, SHARED, Operation, get, post, task
+from staged_pool.api.openapi.operation import BINARY, PLAIN_ERROR, SHARED_ERROR, Operation, get, post, task
 from staged_pool.api.openapi.served import Version
 from staged_pool.api.wire.dialects import mixedbread, nim, ollama, openai, voyage, weaviate
 
@@ -213,18 +213,18 @@ _VECTOR: Final = task(
     "Vectors",
     weaviate.VectorBody,
     WeaviateVector,
-    errors=PLAIN,
+    errors=PLAIN_ERROR,
     examples={"query": {"text": _TEXTS[0], "config": {"pooling_strategy": "masked_mean", "task_type": "query"}}},
 )
 
-TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
+TASK_OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/embeddings_image": task(
         "Embed images, for older clients of Infinity",
         "Vectors",
         openai.EmbeddingsBody,
         Embeddings,
         "The same as /embeddings with the `modality` image.",
-        content_types=BYTES,
+        content_types=BINARY,
         forms=True,
     ),
     "/v1/multimodalembeddings": task(
@@ -232,7 +232,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Vectors",
         voyage.MultimodalBody,
         VoyageEmbeddings,
-        errors=SHARED,
+        errors=SHARED_ERROR,
         examples={"texts": {"inputs": [{"content": [{"type": "text", "text": text}]} for text in _TEXTS]}},
     ),
     "/api/embed": task(
@@ -241,7 +241,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         ollama.OllamaEmbedBody,
         OllamaEmbeddings,
         "A model's name may have the tag `latest`. The body is read as JSON, whatever its content type.",
-        errors=PLAIN,
+        errors=PLAIN_ERROR,
         examples={"texts": {"input": _TEXTS, "truncate": True}, "none": {"input": []}},
     ),
     "/api/embeddings": task(
@@ -249,7 +249,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Vectors",
         ollama.OllamaEmbeddingsBody,
         OllamaEmbedding,
-        errors=PLAIN,
+        errors=PLAIN_ERROR,
         examples={"text": {"prompt": _TEXTS[0]}},
     ),
     "/vectors": _VECTOR,
@@ -259,7 +259,7 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Vectors",
         weaviate.VectorizeBody,
         WeaviateVectors,
-        errors=PLAIN,
+        errors=PLAIN_ERROR,
         examples={"texts": {"texts": _TEXTS}},
     ),
     "/v1/ranking": task(
@@ -281,11 +281,11 @@ TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
 """Routes of tasks."""
 
 LISTINGS: Final[Mapping[str, Mapping[str, Operation]]] = {
-    "/api/tags": get("List the served models, for clients of Ollama", "Models", OllamaModels, errors=PLAIN),
-    "/api/ps": get("List the loaded models, for clients of Ollama", "Models", OllamaRunning, errors=PLAIN),
-    "/api/show": post("One model, for clients of Ollama", "Models", ollama.ShowBody, OllamaShown, errors=PLAIN),
-    "/api/version": get("Release of Ollama whose API this is", "Models", Version, errors=PLAIN),
-    "/meta": get("The model, for Weaviate", "Models", WeaviateMeta, errors=PLAIN),
+    "/api/tags": get("List the served models, for clients of Ollama", "Models", OllamaModels, errors=PLAIN_ERROR),
+    "/api/ps": get("List the loaded models, for clients of Ollama", "Models", OllamaRunning, errors=PLAIN_ERROR),
+    "/api/show": post("One model, for clients of Ollama", "Models", ollama.ShowBody, OllamaShown, errors=PLAIN_ERROR),
+    "/api/version": get("Release of Ollama whose API this is", "Models", Version, errors=PLAIN_ERROR),
+    "/meta": get("The model, for Weaviate", "Models", WeaviateMeta, errors=PLAIN_ERROR),
     "/.well-known/live": get("The same as /health, for Weaviate", status=204),
     "/.well-known/ready": get("The same as /ready, for Weaviate", status=204, unready=Health),
     "/v1/health/live": get("The same as /health, for clients of NIM", answer=Health),

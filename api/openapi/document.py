@@ -11,7 +11,7 @@ import orjson
 from staged_pool.api.config import MAX_TIMEOUT_S, ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
-from staged_pool.api.openapi.operations import BYTES, OPERATIONS, TAGS, Operation
+from staged_pool.api.openapi.operations import BINARY, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.scheduling.entries import Priority
@@ -210,7 +210,7 @@ def _responses(
     answered: dict[str, Any] = {"description": operation.summary, "headers": dict(_HEADERS)}
     if operation.is_task:
         answered["headers"] |= _SERVER_TIMING
-        if BYTES[0] in operation.content_types:
+        if BINARY[0] in operation.content_types:
             answered["headers"] |= _METADATA
         if answers.TeiError in operation.errors:
             answered["headers"] |= _TEI_TIMES

@@ -48,12 +48,12 @@ class Operation:
     """Type of the answer of status 503, if it is not an error object."""
 
 
-BYTES: Final = ("application/octet-stream", "application/vnd.staged-pool.embeddings")
-LINES: Final = "application/x-ndjson"
+BINARY: Final = ("application/octet-stream", "application/vnd.staged-pool.embeddings")
+NDJSON: Final = "application/x-ndjson"
 TEI: Final = (answers.TeiError,)
 BOTH: Final = (answers.Error, answers.TeiError)
-SHARED: Final = (answers.SharedError,)
-PLAIN: Final = (answers.PlainError,)
+SHARED_ERROR: Final = (answers.SharedError,)
+PLAIN_ERROR: Final = (answers.PlainError,)
 
 
 def post(summary: str, tag: Tag, body: Any, answer: Any, text: str = "", **more: Any) -> Mapping[str, Operation]:

@@ -8,11 +8,11 @@ from typing import Any, Final
 from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.openapi import answers, dialects, served
 from staged_pool.api.openapi.operation import (
+    BINARY,
     BOTH,
-    BYTES,
-    LINES,
-    PLAIN,
-    SHARED,
+    NDJSON,
+    PLAIN_ERROR,
+    SHARED_ERROR,
     TAGS,
     TEI,
     Operation,
@@ -23,7 +23,7 @@ from staged_pool.api.openapi.operation import (
 )
 from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score, tei, tei_tokens, tokens
 
-__all__ = ["BYTES", "OPERATIONS", "TAGS", "Operation", "Tag"]
+__all__ = ["BINARY", "OPERATIONS", "TAGS", "Operation", "Tag"]
 
 _TEXTS: Final = ["A man is eating food.", "A woman is playing the violin."]
 
@@ -35,9 +35,9 @@ _EMBEDDINGS: Final = task(
     "The route of OpenAI, vLLM, Jina, Voyage, NIM and Mixedbread: any of their clients with a base URL setting works. "
     "`encoding_format` bytes gives a binary answer. `Accept: application/x-ndjson` gives a line for each vector as "
     "soon as it is done. An input that is too long is rejected here; /embeddings, Infinity's route, truncates it.",
-    content_types=(*BYTES, LINES),
+    content_types=(*BINARY, NDJSON),
     forms=True,
-    errors=SHARED,
+    errors=SHARED_ERROR,
     examples={
         "texts": {"input": _TEXTS},
         "for Voyage": {"input": _TEXTS, "input_type": "query", "truncation": True, "output_dtype": "int8"},
@@ -66,7 +66,7 @@ _SCORE: Final = task(
     answers.Scores,
     "One query and N documents, or N queries and N documents. Their fields are queries and documents, queries and "
     "items, text_1 and text_2, or data_1 and data_2.",
-    content_types=(LINES,),
+    content_types=(NDJSON,),
     examples={
         "one query": {"queries": "Who eats?", "documents": _TEXTS},
         "pairs": {"text_1": ["Who eats?", "Who plays?"], "text_2": _TEXTS},
@@ -79,7 +79,7 @@ _RERANK: Final = task(
     (answers.Ranking, list[answers.TeiRanked], dialects.WeaviateScores),
     "The documents by their scores for the query, the best first. For clients of vLLM, Jina, Cohere, Voyage and "
     "Infinity; with `texts` for those of text-embeddings-inference, and with `property` for Weaviate.",
-    content_types=(LINES,),
+    content_types=(NDJSON,),
     examples={
         "the best": {"query": "Who eats?", "documents": _TEXTS, "top_n": 1},
         "without texts": {"query": "Who eats?", "documents": _TEXTS, "return_documents": False},
@@ -88,7 +88,7 @@ _RERANK: Final = task(
         "Infinity": {"query": "Who eats?", "documents": _TEXTS, "raw_scores": False},
         "Weaviate": {"query": "Who eats?", "documents": _TEXTS, "property": ""},
     },
-    errors=(*BOTH, *SHARED, *PLAIN),
+    errors=(*BOTH, *SHARED_ERROR, *PLAIN_ERROR),
 )
 
 
@@ -100,7 +100,7 @@ def _tei(summary: str, tag: Tag, body: Any, answer: Any, **examples: Mapping[str
 OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/v1/embeddings": _EMBEDDINGS,
     "/embeddings": _EMBEDDINGS,
-    **dialects.TASKS,
+    **dialects.TASK_OPERATIONS,
     "/v1/embed": _COHERE,
     "/v2/embed": _COHERE,
     "/embed": _tei("Embed texts", "Vectors", tei.EmbedBody, list[list[float]], texts={"inputs": _TEXTS}),
@@ -116,7 +116,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         pooling.PoolingBody,
         answers.Pooling,
         "Without `task` it is the model's first one. A list of tasks gives several kinds of vectors from one forward.",
-        content_types=BYTES,
+        content_types=BINARY,
         forms=True,
         examples={"default": {"input": _TEXTS}},
     ),
@@ -174,7 +174,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
             *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
         ),
         "For SageMaker. The fields of the body select the task, or its `task`: one of /pooling, score or rerank.",
-        content_types=(*BYTES, LINES),
+        content_types=(*BINARY, NDJSON),
         errors=BOTH,
         examples={"texts": {"input": _TEXTS}},
     ),

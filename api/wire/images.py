@@ -12,7 +12,7 @@ import msgspec
 from staged_pool.api.wire import extract_images
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
 from staged_pool.api.wire.field_errors import field_error
-from staged_pool.runtime.media.urls import MAX_CHARACTERS
+from staged_pool.runtime.media.urls import MAX_URL_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
 from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
 
@@ -129,8 +129,8 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
     scheme = _SCHEME.match(characters)
     name = scheme[1].lower() if scheme else b""
     if name in _URLS:
-        if held is not None or len(given) > MAX_CHARACTERS:
-            raise _bad(where, f"expected a URL of at most {MAX_CHARACTERS} characters", index)
+        if held is not None or len(given) > MAX_URL_CHARACTERS:
+            raise _bad(where, f"expected a URL of at most {MAX_URL_CHARACTERS} characters", index)
         return Image(given)
     if name != b"data" and (scheme or not bare):
         kinds = "a URL (http, https, file or data)"

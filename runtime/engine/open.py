@@ -30,7 +30,7 @@ from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
 
-SHARED = (
+SHARED_SETTINGS = (
     "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
     "drain_timeout_s", "memory_limit_bytes",
 )  # fmt: skip
@@ -176,7 +176,7 @@ def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
     if not configs:
         raise ConfigError("no model: at least one is needed")
     first = configs[0]
-    for name in SHARED:
+    for name in SHARED_SETTINGS:
         if len(values := {getattr(config, name) for config in configs}) > 1:
             found = " and ".join(sorted(map(repr, values)))
             raise ConfigError(f"{name}={found}: models that share a device must agree on it")

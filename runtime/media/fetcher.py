@@ -30,7 +30,7 @@ from staged_pool.runtime.media.dns import Resolve, resolve
 from staged_pool.runtime.media.file_reads import FileReads
 from staged_pool.runtime.media.files import read_file, too_large
 from staged_pool.runtime.media.http_get import raw_chunks, send_get
-from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, url_not_allowed
+from staged_pool.runtime.media.urls import URL_PARAM, FileUrl, Scheme, WebUrl, read_url, url_not_allowed
 from staged_pool.runtime.network_addresses import literal
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnusableMedia
@@ -129,7 +129,7 @@ class MediaFetcher:
                 return found
             url = self._redirected(url, found)
         message = f"The host of the image redirects more than {MAX_REDIRECTS} times."
-        raise UnusableMedia(message, param=PARAM)
+        raise UnusableMedia(message, param=URL_PARAM)
 
     async def _addresses(self, url: WebUrl) -> Sequence[str]:
         """Resolve a host, and reject it if any of its addresses is not allowed."""
@@ -182,7 +182,7 @@ class MediaFetcher:
         if status >= 500 or status in _RETRYABLE or status in _NEEDS_CREDENTIALS:
             raise MediaUnavailable(f"The host of the image answered with status {status}.")
         if status != 200:
-            raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)
+            raise UnusableMedia(f"The host of the image answered with status {status}.", param=URL_PARAM)
         length = _first(response, "content-length")
         if length.isdigit() and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)

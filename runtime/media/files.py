@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.media.urls import PARAM, url_not_allowed
+from staged_pool.runtime.media.urls import URL_PARAM, url_not_allowed
 from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia, UrlNotAllowed
 
 _WHY: Final = {
@@ -133,9 +133,9 @@ def _outside() -> UrlNotAllowed:
 
 
 def _unusable(why: str) -> UnusableMedia:
-    return UnusableMedia(f"The URL of the image names {why}.", param=PARAM)
+    return UnusableMedia(f"The URL of the image names {why}.", param=URL_PARAM)
 
 
 def too_large(max_bytes: int) -> TooLarge:
     """Return the error for an image that is too large."""
-    return TooLarge(f"The image is larger than this server's limit of {max_bytes} bytes.", param=PARAM)
+    return TooLarge(f"The image is larger than this server's limit of {max_bytes} bytes.", param=URL_PARAM)

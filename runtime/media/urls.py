@@ -10,9 +10,9 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 from staged_pool.runtime.network_addresses import literal
 from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
 
-MAX_CHARACTERS: Final = 2**13
+MAX_URL_CHARACTERS: Final = 2**13
 
-PARAM: Final = "image_url"
+URL_PARAM: Final = "image_url"
 """Name of the field of a URL in errors."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -61,8 +61,8 @@ def read_url(url: str) -> WebUrl | FileUrl:
         UrlNotAllowed: The scheme is not http, https or file, or the URL has a part that is not allowed.
         InvalidInput: The URL is malformed.
     """
-    if len(url) > MAX_CHARACTERS:
-        raise _malformed(f"is longer than {MAX_CHARACTERS} characters")
+    if len(url) > MAX_URL_CHARACTERS:
+        raise _malformed(f"is longer than {MAX_URL_CHARACTERS} characters")
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1].lower() not in ("http", "https", "file"):
         raise url_not_allowed("is not one of http, https or file")
@@ -111,11 +111,11 @@ def _file(host: str, path: str) -> FileUrl:
 
 def url_not_allowed(why: str) -> UrlNotAllowed:
     """Return the error for a URL that is not allowed. The message has no URL, which may hold a secret."""
-    return UrlNotAllowed(_about(why), param=PARAM)
+    return UrlNotAllowed(_about(why), param=URL_PARAM)
 
 
 def _malformed(why: str) -> InvalidInput:
-    return InvalidInput(_about(why), param=PARAM)
+    return InvalidInput(_about(why), param=URL_PARAM)
 
 
 def _about(why: str) -> str:

@@ -17,7 +17,7 @@ from staged_pool.api.addresses import MODEL, ONE_MODEL, Addresses
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.wire.dialects.pooling import TASKS
+from staged_pool.api.wire.dialects.pooling import POOLING_TASKS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Output
 from tests.api.serving import Served, engine_on, post, read_answer, serving
@@ -200,7 +200,7 @@ async def test_a_path_names_the_model_for_clients_that_cannot() -> None:
 async def test_a_rejection_says_what_a_model_of_each_kind_can_do(outputs: tuple[Output, ...]) -> None:
     async with several(LetterModel(replace(CARD, outputs=outputs, scoring=None))) as client:
         rejected = await client.post("/predict", json={"inputs": "a"})
-    told = ", ".join(dict.fromkeys(TASKS[output] for output in outputs))
+    told = ", ".join(dict.fromkeys(POOLING_TASKS[output] for output in outputs))
     assert rejected.status_code == 404
     assert rejected.json()["error"] == f"No served model gives labels; served: letters ({told})"
 

@@ -23,9 +23,9 @@ from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, 
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
 from staged_pool.stages.errors import InvalidInput, shortened
 
-Task: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
+PoolingTask: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
 
-TASKS: Final[Mapping[Output, Task]] = {
+POOLING_TASKS: Final[Mapping[Output, PoolingTask]] = {
     Output.DENSE: "embed",
     Output.MULTI_VECTOR: "token_embed",
     Output.SPARSE: "sparse",
@@ -34,7 +34,7 @@ TASKS: Final[Mapping[Output, Task]] = {
     Output.TOKEN_WEIGHTS: "token_classify",
 }
 """vLLM's names of outputs. No model has both outputs that are called `token_classify`."""
-NAMES: Final[frozenset[str]] = frozenset(TASKS.values())
+NAMES: Final[frozenset[str]] = frozenset(POOLING_TASKS.values())
 _SCORE: Final = "score"
 _OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
 """Outputs that one request may have together, from one forward."""
@@ -82,8 +82,8 @@ def narrowed(body: Body) -> Narrowed:
     task = json_decode.decode(_TASK, body).task
     wanted = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
     if unknown := sorted(wanted - NAMES - {_SCORE}):
-        raise _unsupported(unknown[0], [*dict.fromkeys(TASKS.values()), _SCORE])
-    labels = wanted == {TASKS[Output.LABELS]}
+        raise _unsupported(unknown[0], [*dict.fromkeys(POOLING_TASKS.values()), _SCORE])
+    labels = wanted == {POOLING_TASKS[Output.LABELS]}
     return Narrowed(
         able=lambda card: wanted <= _able(card).keys(),
         meant=lambda card: not labels or card.scoring is None,
@@ -117,20 +117,20 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
     return request, with_request_id(write, fields.request_id)
 
 
-def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]:
+def _asked(given: str | list[str] | None, card: ModelCard) -> dict[PoolingTask, Output]:
     """Return the tasks of a request in its order, and the output of each.
 
     Raises:
         InvalidInput: The model cannot do one of them; the message lists those that it can.
     """
     able = _able(card)
-    names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
+    names = [POOLING_TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
     if not names:
         raise field_error("task", "at least one task is needed")
     for name in names:
         if name not in able:
-            raise _unsupported(name, [TASKS[output] for output in card.outputs])
-    return {TASKS[able[name]]: able[name] for name in names}
+            raise _unsupported(name, [POOLING_TASKS[output] for output in card.outputs])
+    return {POOLING_TASKS[able[name]]: able[name] for name in names}
 
 
 def _unsupported(name: str, known: Sequence[str]) -> InvalidInput:
@@ -140,12 +140,12 @@ def _unsupported(name: str, known: Sequence[str]) -> InvalidInput:
 
 def _able(card: ModelCard) -> dict[str, Output]:
     """Return the model's outputs by the names of its tasks."""
-    able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
+    able: dict[str, Output] = {POOLING_TASKS[output]: output for output in reversed(card.outputs)}
     return able | {_SCORE: Output.LABELS} if card.scoring == "cross-encoder" else able
 
 
 def _embedding(card: ModelCard) -> str:
-    return ", ".join(sorted(TASKS[output] for output in card.outputs if output in _OF_EMBED)) or "none"
+    return ", ".join(sorted(POOLING_TASKS[output] for output in card.outputs if output in _OF_EMBED)) or "none"
 
 
 def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
@@ -183,7 +183,7 @@ def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRe
 def encode_pooling(
     result: EmbedResult | ClassifyResult | TokenClassifyResult,
     /,
-    tasks: tuple[Task, ...],
+    tasks: tuple[PoolingTask, ...],
     by_name: bool,
     encoding: Encoding,
     *,
@@ -214,7 +214,7 @@ def encode_pooling(
     return listing("pooling", data, item_values=values, **about)
 
 
-def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
+def _entry(row: Mapping[PoolingTask, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
     data = {task: _encoded(values, encoding) for task, values in row.items()}
     scales = {
         task: found["scale"]
@@ -227,7 +227,7 @@ def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Map
     return {"data": data[task], **({"scale": scales[task]} if scales else {})}
 
 
-def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:
+def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: PoolingTask) -> Sequence[Values]:
     """Return the result's values for one task, an entry for each input."""
     if not isinstance(result, EmbedResult):
         return tuple(result.scores)

@@ -25,7 +25,7 @@ from staged_pool.runtime.models.checkpoint.quiet_loading import (
 )
 from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs.model import ModelFolder
-from staged_pool.runtime.models.tokenizing.probes import PROBES, differences, encoder
+from staged_pool.runtime.models.tokenizing.probes import PROBE_TEXTS, differences, encoder
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, TokenizerSettings, read_settings
 from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer, lower_texts
 from staged_pool.runtime.models.tokenizing.tokenizer_file import (
@@ -226,7 +226,7 @@ def _compare(body: Path, backend: Tokenizer, known: Any) -> Iterator[str]:
     without_call_settings(other)
     other.encode_special_tokens = False
     if found := differences(encoder(backend), encoder(other), more=special):
-        kinds = "all texts" if len(found) > len(PROBES) else ", ".join(found)
+        kinds = "all texts" if len(found) > len(PROBE_TEXTS) else ", ".join(found)
         yield f"{name} of transformers tokenizes {kinds} differently from {TOKENIZER_FILE}, which is followed"
     around = [each.encode("x").ids for each in (backend, other)]
     pairs = [each.encode("x", "x").ids for each in (backend, other)]

@@ -26,7 +26,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from staged_pool.runtime.models.images.containers import BoundedFile, check_bmp, check_png
 from staged_pool.runtime.models.images.decoded import WHITE, Colour, Decoded, calling_pillow, damaged
 from staged_pool.runtime.models.images.footprint import decoder_memory
-from staged_pool.runtime.models.images.formats import Format, find_format
+from staged_pool.runtime.models.images.formats import ImageFormat, find_format
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, JpegStructure, decodable, read_structure
 from staged_pool.runtime.models.images.orientation import UPRIGHT, read_orientation
 from staged_pool.runtime.models.images.sizes import Size
@@ -156,7 +156,7 @@ class Encoded:
         return file
 
 
-def _opener(format: Format) -> type[ImageFile.ImageFile]:
+def _opener(format: ImageFormat) -> type[ImageFile.ImageFile]:
     match format:
         case "JPEG":
             return JpegImageFile

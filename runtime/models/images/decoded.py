@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from PIL import Image
 
-from staged_pool.runtime.models.images.formats import Format
+from staged_pool.runtime.models.images.formats import ImageFormat
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.images.transparent_colour import Box, TransparentColour
 from staged_pool.stages.errors import UnusableMedia
@@ -46,14 +46,14 @@ _UPRIGHT: Final = {
 """Transposition that makes an image upright, by its orientation. 5 to 8 swap width and height."""
 
 
-def damaged(format: Format | None) -> UnusableMedia:
+def damaged(format: ImageFormat | None) -> UnusableMedia:
     """Return the error for a file that cannot be decoded."""
     named = "" if format is None else f" is a {format} that"
     return UnusableMedia(f"The image{named} cannot be decoded: the file is damaged or ends early.")
 
 
 @contextmanager
-def calling_pillow(format: Format | None) -> Iterator[None]:
+def calling_pillow(format: ImageFormat | None) -> Iterator[None]:
     """Convert the errors of Pillow in a block to the error for a damaged file.
 
     Raises:
@@ -82,7 +82,7 @@ class Decoded:
         orientation: int = 1,
         background: Colour = WHITE,
         clear: TransparentColour | None = None,
-        format: Format | None = None,
+        format: ImageFormat | None = None,
     ) -> None:
         self._image = image
         self._orientation = orientation if orientation in _UPRIGHT else 1

@@ -9,7 +9,7 @@ from typing import Final
 
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS
 from staged_pool.runtime.models.images.fast_processor import begins_with_columns
-from staged_pool.runtime.models.images.formats import Format
+from staged_pool.runtime.models.images.formats import ImageFormat
 from staged_pool.runtime.models.images.jpeg import JpegStructure
 from staged_pool.runtime.models.images.sizes import Size
 
@@ -35,7 +35,7 @@ _PROCESSED: Final = 48
 """Bytes an output pixel of that processor: float32 of three channels, in several steps."""
 
 
-def decoder_memory(format: Format, mode: str, pixels: int, jpeg: JpegStructure | None, *, twice: bool) -> int:
+def decoder_memory(format: ImageFormat, mode: str, pixels: int, jpeg: JpegStructure | None, *, twice: bool) -> int:
     """Return the bytes that decoding takes, the decoded image included.
 
     Args:

@@ -6,9 +6,9 @@ from typing import Final, Literal, TypeAlias
 
 from staged_pool.stages.errors import UnsupportedMedia, UnusableMedia
 
-Format: TypeAlias = Literal["JPEG", "PNG", "WebP", "GIF", "BMP"]
+ImageFormat: TypeAlias = Literal["JPEG", "PNG", "WebP", "GIF", "BMP"]
 
-FORMATS: Final[tuple[Format, ...]] = ("JPEG", "PNG", "WebP", "GIF", "BMP")
+FORMATS: Final[tuple[ImageFormat, ...]] = ("JPEG", "PNG", "WebP", "GIF", "BMP")
 """Supported formats."""
 
 _CURSOR: Final = b"\x00\x00\x02\x00"
@@ -37,7 +37,7 @@ _BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 
 """Possible sizes of a BMP's second header, stored in bytes 14 to 18."""
 
 
-def find_format(data: bytes) -> Format:
+def find_format(data: bytes) -> ImageFormat:
     """Return the format of an encoded image.
 
     Raises:

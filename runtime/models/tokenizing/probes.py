@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 Encode: TypeAlias = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Token ids of texts, without special tokens around them."""
 
-PROBES: Final[Mapping[str, Sequence[str]]] = {
+PROBE_TEXTS: Final[Mapping[str, Sequence[str]]] = {
     "words": ("a short text of plain words", "don't stop, we'll see: (really) well-known e-mail!"),
     "capitals": ("Hello World", "THE QUICK BROWN FOX", "iPhone McDonald"),
     "numbers": ("12345", "in 2023 and 1999", "3.14159, 650841823 and 10,000", "x86 b2b 007"),
@@ -36,6 +36,6 @@ def differences(first: Encode, second: Encode, *, more: Mapping[str, Sequence[st
     Args:
         first: One tokenizer.
         second: The other tokenizer.
-        more: Texts besides `PROBES`, by kind.
+        more: Texts besides `PROBE_TEXTS`, by kind.
     """
-    return tuple(kind for kind, texts in {**PROBES, **(more or {})}.items() if [*first(texts)] != [*second(texts)])
+    return tuple(kind for kind, texts in {**PROBE_TEXTS, **(more or {})}.items() if [*first(texts)] != [*second(texts)])

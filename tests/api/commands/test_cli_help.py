@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from staged_pool.api.commands import cli, reference
 from staged_pool.api.commands.options import SettingOption
 from staged_pool.api.commands.table import every_setting
-from staged_pool.runtime.engine.open import SHARED
+from staged_pool.runtime.engine.open import SHARED_SETTINGS
 from staged_pool.runtime.settings import SettingField
 from tests.packaging.writing import SENTENCE_WORDS, sentences, words
 
@@ -117,4 +117,4 @@ def test_the_reference_page_is_up_to_date() -> None:
 
 
 def test_shared_settings_are_those_that_models_must_agree_on() -> None:
-    assert {row.name for row in SETTINGS if row.about.shared} == {*SHARED}
+    assert {row.name for row in SETTINGS if row.about.shared} == {*SHARED_SETTINGS}

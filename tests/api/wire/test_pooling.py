@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.dialects.pooling import TASKS, read_pooling
+from staged_pool.api.wire.dialects.pooling import POOLING_TASKS, read_pooling
 from staged_pool.api.wire.encodings import Form
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.model import SparseVector
@@ -50,7 +50,7 @@ def embedded(**columns: Any) -> EmbedResult:
     return EmbedResult(**columns, usage=Usage(1), model="m")
 
 
-@pytest.mark.parametrize(("output", "task"), TASKS.items())
+@pytest.mark.parametrize(("output", "task"), POOLING_TASKS.items())
 def test_each_task_is_a_request_for_its_output(task: str, output: Output) -> None:
     card = replace(CARD, outputs=(output,))
     body = json.dumps({"input": "a", "task": task, "use_activation": False, "model": "m"}).encode()
@@ -88,7 +88,7 @@ def test_weights_of_tokens_come_from_the_forward_of_other_vectors() -> None:
 @pytest.mark.parametrize("first", Output)
 def test_the_default_is_the_first_output_of_the_model(first: Output) -> None:
     card = replace(CARD, outputs=(first, *Output))
-    wanted = read_pooling(json.dumps({"input": "a", "task": TASKS[first]}).encode(), card)[0]
+    wanted = read_pooling(json.dumps({"input": "a", "task": POOLING_TASKS[first]}).encode(), card)[0]
     assert read_pooling(b'{"input":"a"}', card)[0] == wanted
     assert read_pooling(b'{"input":"a","task":null}', card)[0] == wanted
 
