@@ -25,7 +25,8 @@ from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
-from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, serving, statuses
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, statuses
+from tests.servers.on_socket import serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def guarded(**config: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(engine_on(LetterModel()), api_keys=(KEY, OTHER), **config) as served:
+    async with serving(api_keys=(KEY, OTHER), **config) as served:
         async with served.client() as client:
             yield client
 
@@ -134,7 +135,7 @@ async def test_two_keys_in_one_request_are_rejected() -> None:
 
 
 async def test_a_request_without_a_key_is_rejected_before_its_body_is_read() -> None:
-    async with serving(engine_on(LetterModel()), api_keys=(KEY,), body_limit_bytes=2**20) as served:
+    async with serving(api_keys=(KEY,), body_limit_bytes=2**20) as served:
         async with await served.connect() as stream:
             await stream.send(post(b"", "content-length: 1000000"))
             answer = await read_answer(stream)
@@ -144,7 +145,7 @@ async def test_a_request_without_a_key_is_rejected_before_its_body_is_read() -> 
 
 
 async def test_http2_asks_for_the_key_of_each_stream() -> None:
-    async with serving(engine_on(LetterModel()), api_keys=(KEY,)) as served:
+    async with serving(api_keys=(KEY,)) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, path=b"/v1/embeddings", body=b'{"input":"a"}')
@@ -156,7 +157,7 @@ async def test_under_overload_a_request_without_a_key_learns_nothing_of_it(logge
     gate = Gate()
     model = LetterModel(on_preprocess=gate)
     with_key = post(b'{"input":"a"}', f"authorization: Bearer {KEY}")
-    async with serving(engine_on(model), engine=EngineConfig(max_requests=1), api_keys=(KEY,)) as served:
+    async with serving(model, engine=EngineConfig(max_requests=1), api_keys=(KEY,)) as served:
         async with await served.connect() as inside, await served.connect() as outside:
             await inside.send(with_key)
             await gate.arrived()
@@ -286,7 +287,7 @@ async def test_rejections_under_overload_can_be_read_by_pages_too() -> None:
     gate = Gate()
     config = {"cors_origins": ("*",), "engine": EngineConfig(max_requests=1)}
     model = LetterModel(on_preprocess=gate)
-    async with serving(engine_on(model), **config) as served, served.client() as client:  # type: ignore[arg-type]
+    async with serving(model, **config) as served, served.client() as client:  # type: ignore[arg-type]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
             await gate.arrived()
@@ -308,7 +309,7 @@ async def test_the_root_asks_browsers_for_the_key_and_tells_clients_that_it_is_m
 
 
 async def test_without_origins_nothing_is_said_of_them() -> None:
-    async with serving(engine_on(LetterModel())) as served, served.client() as client:
+    async with serving() as served, served.client() as client:
         preflight = await client.options("/v1/embeddings", headers=PREFLIGHT)
         answer = await client.get("/health", headers={"origin": "https://a.example"})
     assert preflight.status_code == 405
@@ -317,7 +318,7 @@ async def test_without_origins_nothing_is_said_of_them() -> None:
 
 
 async def test_a_preflight_with_a_body_does_not_hold_the_connection() -> None:
-    async with serving(engine_on(LetterModel()), cors_origins=("*",)) as served:
+    async with serving(cors_origins=("*",)) as served:
         headers = [f"{name}: {value}" for name, value in PREFLIGHT.items()]
         preflight = post(b"x" * 2**20, *headers).replace(b"POST", b"OPTIONS", 1)
         last = post(b'{"input":"a"}', "connection: close")
@@ -359,7 +360,7 @@ def test_an_invalid_prefix_is_rejected_at_start(root_path: str) -> None:
 
 async def test_what_a_proxy_is_said_to_have_said_is_not_believed(logged: list[EventDict]) -> None:
     spoofed = {"x-forwarded-for": "203.0.113.9", "forwarded": "for=203.0.113.9", "x-forwarded-prefix": "/x"}
-    async with serving(engine_on(LetterModel()), log_clients=True) as served, served.client() as client:
+    async with serving(log_clients=True) as served, served.client() as client:
         await client.get("/v1/models", headers=spoofed)
     [line] = lines(logged)
     assert line["client"] == "127.0.0.1"
@@ -372,7 +373,7 @@ async def test_what_a_proxy_is_said_to_have_said_is_not_believed(logged: list[Ev
 async def test_a_line_names_model_trace_and_sizes_and_no_address(logged: list[EventDict]) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     body = json.dumps({"input": "a"})
-    async with serving(engine_on(LetterModel())) as served, served.client() as client:
+    async with serving() as served, served.client() as client:
         response = await client.post(
             "/v1/embeddings",
             content=body,
@@ -396,21 +397,21 @@ async def test_a_line_names_model_trace_and_sizes_and_no_address(logged: list[Ev
     ],
 )
 async def test_an_invalid_trace_is_not_logged(given: str, logged: list[EventDict]) -> None:
-    async with serving(engine_on(LetterModel())) as served, served.client() as client:
+    async with serving() as served, served.client() as client:
         await client.get("/v1/models", headers={"traceparent": given})
     [line] = lines(logged)
     assert "trace_id" not in line
 
 
 async def test_an_unknown_path_is_logged_in_short(logged: list[EventDict]) -> None:
-    async with serving(engine_on(LetterModel())) as served, served.client() as client:
+    async with serving() as served, served.client() as client:
         await client.get("/" + "x" * 5000)
     [line] = lines(logged)
     assert len(line["path"]) < 100
 
 
 async def test_the_lines_can_be_left_out(logged: list[EventDict]) -> None:
-    async with serving(engine_on(LetterModel()), access_log=False) as served, served.client() as client:
+    async with serving(access_log=False) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": "a"})
         await until(lambda: served.in_flight == 0)
         numbers = (await client.get("/metrics")).text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,13 +14,11 @@ import httpx
 import pytest
 
 from staged_pool.api.addresses import MODEL, ONE_MODEL, Addresses
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.wire.dialects.pooling import POOLING_TASKS
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Output
-from tests.api.serving import Served, engine_on, post, read_answer, serving
+from tests.servers.byte_client import post, read_answer
+from tests.servers.in_memory import serving_in_memory
+from tests.servers.on_socket import Served, serving
 from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER
 from tests.support.model import LetterModel
 
@@ -124,20 +122,9 @@ MODELS: Final = (
 
 @asynccontextmanager
 async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
-    async with AsyncExitStack() as stack:
-        registry = EngineRegistry()
-        registry.open(
-            *[await stack.enter_async_context(engine_on(model)(EngineConfig())) for model in models or MODELS]
-        )
-        application = Application(registry, config=ServerConfig(api_keys=("key",)))
-
-        async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            problem = application.front_door.reject(scope)
-            await (application if problem is None else application.answering_with(problem))(scope, receive, send)
-
+    async with serving_in_memory(*(models or MODELS), api_keys=("key",)) as served:
         headers = {"authorization": "Bearer key"}
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test", headers=headers)
-        async with client:
+        async with served.client(served.behind_the_door, headers=headers) as client:
             yield client
 
 
@@ -283,7 +270,7 @@ def way(request: pytest.FixtureRequest) -> str:
 @pytest.mark.anyio
 @several_models
 async def test_every_way_of_http_answers_alike(way: str) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         for target in ("/v1/embeddings/", "//v1/embeddings", "/m/letters/v1/embeddings", "/openai/v1/embeddings"):
             found = await ask(served, way, "POST", target, BODY)
             assert (found.status_code, found.json()["model"]) == (200, "letters"), target
@@ -325,7 +312,7 @@ async def test_every_way_of_http_answers_alike(way: str) -> None:
 async def test_a_target_in_absolute_form_is_understood() -> None:
     request = post(BODY, "connection: close", path="http://other.example/v1/embeddings")
     star = b"OPTIONS * HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         found = await served.talk(request)
         options = await served.talk(star)
     assert found.startswith(b"HTTP/1.1 200")
@@ -338,7 +325,7 @@ async def test_a_client_of_http_10_keeps_its_connection_if_it_asks() -> None:
     """As `ab -k` does."""
     lines = b"POST /v1/embeddings HTTP/1.0\r\nContent-type: application/json\r\nContent-length: %d\r\n" % len(BODY)
     kept = lines + b"Connection: Keep-Alive\r\nHost: a\r\n\r\n" + BODY
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             for _ in range(3):
                 await stream.send(kept)
@@ -365,7 +352,7 @@ async def test_a_client_of_http_10_keeps_its_connection_if_it_asks() -> None:
 @pytest.mark.anyio
 async def test_a_client_that_asks_whether_to_go_on_is_told() -> None:
     head = post(BODY, "expect: 100-continue", "connection: close")[: -len(BODY)]
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         await stream.send(head)
         assert (await stream.receive()).startswith(b"HTTP/1.1 100")
         await stream.send(BODY)

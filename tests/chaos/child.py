@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from staged_pool.api.http.listener import bind
-from tests.api.serving import post, statuses
 from tests.chaos.program import Scenario
+from tests.servers.byte_client import post, statuses
 from tests.servers.process import ServerProcess
 
 

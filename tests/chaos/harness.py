@@ -17,7 +17,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
-from tests.api.serving import Served, engine_on, serving
+from tests.servers.on_socket import Served, serving
 from tests.support.channels import acting_channels
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
@@ -119,7 +119,7 @@ class UnderFire(Attacked):
                 await fires[0].act(point)
 
         options = StageOptions(channel=acting_channels(act))
-        async with serving(engine_on(model, options), engine=engine, **config) as served:
+        async with serving(model, options=options, engine=engine, **config) as served:
             await served.assert_alive()
             fires.append(UnderFire(served=served, model=model))
             try:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import serving
 from tests.chaos.harness import Attacked
 from tests.models.images.drawing import drawing, encode
+from tests.servers.on_socket import serving
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def settings(folder: Path, **others: Any) -> EngineConfig:
 @asynccontextmanager
 async def attacked(engine: EngineConfig) -> AsyncIterator[Attacked]:
     """A server of a real model; afterwards it must be as it was."""
-    async with serving(engine=engine, body_timeout_s=30) as served:
+    async with serving(engine, body_timeout_s=30) as served:
         await served.assert_alive()
         async with served.client() as client:
             assert (await client.post("/v1/embeddings", json=body(encode(drawing(64, 80, 2))))).status_code == 200

@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
@@ -31,7 +31,7 @@ from staged_pool.stages.channel import Channel
 from staged_pool.stages.errors import DeviceLost, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.api.serving import OpenEngine, engine_on, only
+from tests.servers.engines import engines_on
 from tests.support.cards import CARD
 from tests.support.channels import acting_channels
 from tests.support.model import LetterModel
@@ -78,7 +78,9 @@ async def crash(point: str) -> None:
         raise RuntimeError("a bug")
 
 
-def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
+def engines_of(scenario: Scenario, gate: Path) -> server.OpenEngines:
+    if scenario == "loading":
+        return never
     deeds = Deeds(gate)
     options = StageOptions(
         restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01),
@@ -87,17 +89,15 @@ def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
     card = replace(CARD, width=WIDE) if scenario == "wide" else CARD
     model = LetterModel(card, on_preprocess=deeds.preprocess, on_forward=deeds.forward)
 
-    @asynccontextmanager
-    async def never(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AsyncIterator[Engine]:
-        with anyio.CancelScope(shield=True):  # a load cannot be interrupted
-            await anyio.to_thread.run_sync(threading.Event().wait)
-        async with run(config, memory) as engine:
-            yield engine
+    return engines_on(model, options=options)
 
-    def run(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AbstractAsyncContextManager[Engine]:
-        return engine_on(model, options)(config, memory)
 
-    return never if scenario == "loading" else run
+@asynccontextmanager
+async def never(configs: Sequence[EngineConfig], memory: MemoryGovernor) -> AsyncIterator[Mapping[str, Engine]]:
+    """Load for ever: a load cannot be interrupted."""
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(threading.Event().wait)
+    yield {}
 
 
 async def main(scenario: Scenario, listener: socket.socket, gate: Path) -> None:
@@ -107,7 +107,7 @@ async def main(scenario: Scenario, listener: socket.socket, gate: Path) -> None:
         ServerConfig(),
         [EngineConfig(watchdog_s=WATCHDOG_S if scenario == "hang" else 120, drain_timeout_s=10)],
         owns_process=True,
-        open_engines=only(open_engine(scenario, gate)),
+        open_engines=engines_of(scenario, gate),
     )
     await serving.run(listener)
 

@@ -30,9 +30,10 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat, EmbedRequest
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request
-from tests.api.serving import EMBED, Http2, post, read_answer, serving, statuses
 from tests.chaos.harness import UnderFire, eventually
 from tests.conftest import BACKENDS
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, statuses
+from tests.servers.on_socket import serving
 from tests.support.cards import CARD
 from tests.support.gates import Gate
 from tests.support.model import expected
@@ -442,7 +443,7 @@ async def test_row_40_a_real_model_rejects_or_cuts_a_million_characters_and_take
         "private use and noncharacters": "\ue000\ufffe\U0010ffff",
         "a million letters in one word": "a" * 10**6,
     }
-    async with serving(engine=installed_or(tiny_folder)) as served, served.client() as client:
+    async with serving(installed_or(tiny_folder)) as served, served.client() as client:
         most = served.engine.card.max_tokens
         million = {"input": "word " * 200_000}
         rejected = await client.post("/v1/embeddings", json=million)

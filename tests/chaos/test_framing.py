@@ -12,8 +12,8 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from tests.api.serving import EMBED, Http2, post, statuses
 from tests.chaos.harness import UnderFire
+from tests.servers.byte_client import EMBED, Http2, post, statuses
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ import anyio
 import hpack
 import pytest
 
-from tests.api.serving import statuses
 from tests.chaos.harness import UnderFire
 from tests.chaos.test_framing import PREFACE, SETTINGS, http2_frame
+from tests.servers.byte_client import statuses
 
 pytestmark = pytest.mark.anyio
 

@@ -28,12 +28,13 @@ from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
-from tests.api.serving import Served, post, read_answer, serving
 from tests.chaos.harness import Attacked, eventually
 from tests.chaos.images import WORKERS, Vector, attacked, body, rejection, settings, vectors
 from tests.models.images.drawing import chunk, drawing, encode, png
 from tests.models.requests import embed
 from tests.models.tiny import build
+from tests.servers.byte_client import post, read_answer
+from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.waiting import until
 
@@ -341,7 +342,7 @@ async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_n
         begun.append(len(data))
         return prepare(self, data, *more)
 
-    async with serving(engine=settings(clip), body_timeout_s=30) as served:
+    async with serving(settings(clip), body_timeout_s=30) as served:
         await served.assert_alive()
         fire = Attacked(served=served)
         monkeypatch.setattr(ImageReader, "_prepare", counted)
@@ -483,7 +484,7 @@ async def test_a_drain_waits_for_images_that_are_being_decoded(
     mine = [encode(drawing(40 + seed, 40, seed)) for seed in range(5)]
     wanted = right(mine)
     answers: list[httpx.Response] = []
-    async with serving(engine=settings(clip), body_timeout_s=30) as served, served.client() as client:
+    async with serving(settings(clip), body_timeout_s=30) as served, served.client() as client:
         gate = hold(monkeypatch)
 
         async def ask() -> None:

@@ -31,11 +31,11 @@ from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
 from staged_pool.stages.meter import BUCKETS_S
-from tests.api.serving import EMBED, post, statuses
 from tests.chaos.child import answer, child
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES
 from tests.conftest import BACKENDS
+from tests.servers.byte_client import EMBED, post, statuses
 from tests.servers.process import STEP_S, run_command
 from tests.support.gates import Gate
 from tests.support.model import expected

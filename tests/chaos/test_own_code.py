@@ -20,11 +20,11 @@ from staged_pool.runtime.engine.open import open_engines
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.load import load_model
 from staged_pool.stages.errors import ConfigError
-from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
 from tests.chaos.images import WORKERS, body, rejection, settings, vectors
 from tests.models.images.drawing import encode
 from tests.models.tiny import build
+from tests.servers.on_socket import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -88,7 +88,7 @@ async def test_row_52_code_that_ends_its_process_or_never_ends_costs_its_own_req
 ) -> None:
     config = trusting(moody, preprocess_alarm_s=5)
     hung: list[int] = []
-    async with serving(engine=config, body_timeout_s=30) as served, served.client() as client:
+    async with serving(config, body_timeout_s=30) as served, served.client() as client:
         before = processes()
         assert len(before) == WORKERS
         alone = [vectors(await client.post("/v1/embeddings", json=body(dot(9, blue)))) for blue in range(6)]

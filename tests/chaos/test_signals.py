@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.serving import post
 from tests.chaos.child import Child, answer, child
+from tests.servers.byte_client import post
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and sets limits of another process")
 

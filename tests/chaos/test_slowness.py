@@ -16,9 +16,9 @@ import pytest
 
 from staged_pool.api.http.listener import bind
 from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import EMBED, Http2, post, read_answer, statuses
 from tests.chaos.harness import UnderFire, eventually
 from tests.chaos.test_framing import BODY, PREFACE, SETTINGS
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, statuses
 
 pytestmark = pytest.mark.anyio
 

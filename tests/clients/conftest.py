@@ -27,8 +27,9 @@ os.environ |= {
 }
 
 from staged_pool.runtime.engine.engine import Engine
-from tests.api.tiny_server import TinyServer, tiny_server
 from tests.conftest import BACKENDS
+from tests.servers.on_socket import Served, serving
+from tests.servers.tiny_models import tiny_models
 
 EXTRA: Final = (
     *("chromadb", "cohere", "haystack", "infinity_client", "langchain_cohere", "langchain_nvidia_ai_endpoints"),
@@ -53,7 +54,7 @@ WITHIN: Final = 1e-5
 class Oracle:
     """A server, and what its engines say when they are asked in process."""
 
-    def __init__(self, server: TinyServer, call: Callable[..., Any]) -> None:
+    def __init__(self, server: Served, call: Callable[..., Any]) -> None:
         self.url = server.url
         self._server = server
         self._call = call
@@ -71,7 +72,7 @@ class Oracle:
 def server(request: pytest.FixtureRequest) -> Iterator[Oracle]:
     backend, options = request.param
     with start_blocking_portal(backend, options) as portal:
-        with portal.wrap_async_context_manager(tiny_server(api_keys=(KEY,))) as served:
+        with portal.wrap_async_context_manager(serving(*tiny_models(), api_keys=(KEY,))) as served:
             yield Oracle(served, portal.call)
 
 

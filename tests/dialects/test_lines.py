@@ -10,8 +10,8 @@ import httpx
 import pytest
 from numpy.testing import assert_allclose
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer
+from tests.dialects.answers import answer
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 TEXTS = [f"the statement number {number}" for number in range(40)]
@@ -26,8 +26,8 @@ def lines(client: httpx.Client, path: str, **body: Any) -> list[Any]:
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-def test_embeddings_come_one_a_line_and_then_the_usage(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_embeddings_come_one_a_line_and_then_the_usage(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     whole = answer(client, "/v1/embeddings", input=TEXTS)
     *rows, last = lines(client, "/v1/embeddings", input=TEXTS)
     assert sorted(row["index"] for row in rows) == list(range(40))
@@ -40,8 +40,8 @@ def test_embeddings_come_one_a_line_and_then_the_usage(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("kind", [EMBEDDER, "ce-bert-1label"])
-def test_scores_come_one_a_line(kind: str, serve: Serve) -> None:
-    client = serve(kind)
+def test_scores_come_one_a_line(kind: str, client_of: ClientOf) -> None:
+    client = client_of(kind)
     whole = answer(client, "/score", queries=TEXTS[0], documents=TEXTS)
     for path, body in (
         ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
@@ -58,8 +58,8 @@ def test_scores_come_one_a_line(kind: str, serve: Serve) -> None:
         assert last["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
 
-def test_what_is_wrong_before_the_first_line_is_answered_as_ever(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_what_is_wrong_before_the_first_line_is_answered_as_ever(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     for path, status, body in (
         ("/v1/embeddings", 400, {}),
         ("/v1/embeddings", 400, {"input": "a", "encoding_format": "bytes"}),
@@ -71,8 +71,8 @@ def test_what_is_wrong_before_the_first_line_is_answered_as_ever(serve: Serve) -
         assert set(response.json()["error"]) >= {"message", "type", "param", "code"}
 
 
-def test_an_error_after_the_first_line_is_the_last_line(serve: Serve) -> None:
-    client = serve(EMBEDDER, max_batch_items=1, chunk_items=1)
+def test_an_error_after_the_first_line_is_the_last_line(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER, max_batch_items=1, chunk_items=1)
     many = ["the statement"] * 300
     *rows, last = lines(client, "/v1/embeddings", input=[*many, "too long " * 200])
     assert last["error"]["code"] == 400
@@ -81,8 +81,8 @@ def test_an_error_after_the_first_line_is_the_last_line(serve: Serve) -> None:
     assert len({row["index"] for row in rows}) == len(rows) < 301
 
 
-def test_a_reader_who_stops_holds_up_no_other(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_a_reader_who_stops_holds_up_no_other(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     body = json.dumps({"input": ["the statement"] * 1500}).encode()
     with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 RANKER = "ce-bert-1label"
 TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
 
 
-def test_vectors_come_in_each_format_that_is_asked_for(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_vectors_come_in_each_format_that_is_asked_for(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     plain = [row["embedding"] for row in answer(client, "/v1/embeddings", input=TEXTS, dimensions=16)["data"]]
     formats = ["float", "float16", "base64", "binary", "ubinary", "int8", "uint8"]
     asked = {"model": EMBEDDER, "input": TEXTS, "dimensions": 16, "normalized": True}
@@ -34,23 +34,23 @@ def test_vectors_come_in_each_format_that_is_asked_for(serve: Serve) -> None:
     assert_array_equal(bits, np.array(plain) >= 0)
 
 
-def test_vectors_that_are_not_normalised(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_vectors_that_are_not_normalised(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     got = answer(client, "/v1/embeddings", input=TEXTS, normalized=False, prompt="a: ")
     raw = answer(client, "/v1/embeddings", input=TEXTS, use_activation=False, prompt="a: ")
     assert got["normalized"] is False
     assert [row["embedding"] for row in got["data"]] == [row["embedding"] for row in raw["data"]]
 
 
-def test_an_answer_to_others_has_no_fields_of_mixedbreads(serve: Serve) -> None:
-    got = answer(serve(EMBEDDER), "/v1/embeddings", input="a", encoding_format="float")
+def test_an_answer_to_others_has_no_fields_of_mixedbreads(client_of: ClientOf) -> None:
+    got = answer(client_of(EMBEDDER), "/v1/embeddings", input="a", encoding_format="float")
     assert set(got) == {"id", "object", "created", "model", "data", "usage"}
-    none = rejection(serve(EMBEDDER), "/v1/embeddings", 400, input="a", encoding_format=[])["error"]
+    none = rejection(client_of(EMBEDDER), "/v1/embeddings", 400, input="a", encoding_format=[])["error"]
     assert none["message"] == "encoding_format: at least one type is needed"
 
 
-def test_documents_are_ranked(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_documents_are_ranked(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     plain = answer(client, "/v1/rerank", query=TEXTS[2], documents=TEXTS)
     asked = {"model": RANKER, "query": TEXTS[2], "input": TEXTS}
     got = answer(client, "/v1/reranking", **asked)
@@ -65,8 +65,8 @@ def test_documents_are_ranked(serve: Serve) -> None:
     assert (best["top_k"], best["return_input"]) == (1, True)
 
 
-def test_objects_are_read_by_the_fields_that_rank(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_objects_are_read_by_the_fields_that_rank(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     objects = [{"title": TEXTS[0], "body": TEXTS[1], "year": 1999}, {"title": TEXTS[2], "year": 2000}]
 
     def scores(documents: list[Any], **fields: Any) -> list[float]:
@@ -93,6 +93,6 @@ def test_objects_are_read_by_the_fields_that_rank(serve: Serve) -> None:
         ({"input": [{}]}, "input[0]: the object has no fields"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, serve: Serve) -> None:
-    error = rejection(serve(RANKER), "/v1/reranking", 400, **({"query": "a"} | fields))["error"]
+def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, client_of: ClientOf) -> None:
+    error = rejection(client_of(RANKER), "/v1/reranking", 400, **({"query": "a"} | fields))["error"]
     assert error["message"].startswith(said)

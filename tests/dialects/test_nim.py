@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 PROMPTED = "nomic-matryoshka"
@@ -26,26 +26,26 @@ def vectors(client: Any, texts: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize(("input_type", "prompt"), [("query", "query"), ("passage", "document")])
 def test_langchains_request_is_answered_whether_or_not_the_model_has_prompts(
-    input_type: str, prompt: str, serve: Serve
+    input_type: str, prompt: str, client_of: ClientOf
 ) -> None:
     asked = {"encoding_format": "float", "input_type": input_type, "truncate": "NONE"}
-    client = serve(EMBEDDER)
+    client = client_of(EMBEDDER)
     assert_allclose(vectors(client, TEXTS, model=EMBEDDER, **asked), vectors(client, TEXTS), atol=1e-6)
-    client = serve(PROMPTED)
+    client = client_of(PROMPTED)
     assert_allclose(vectors(client, TEXTS, model=PROMPTED, **asked), vectors(client, TEXTS, prompt_name=prompt))
 
 
-def test_an_unknown_purpose_is_rejected_where_there_are_prompts(serve: Serve) -> None:
-    said = rejection(serve(PROMPTED), "/v1/embeddings", 400, input="a", input_type="querry")["error"]
+def test_an_unknown_purpose_is_rejected_where_there_are_prompts(client_of: ClientOf) -> None:
+    said = rejection(client_of(PROMPTED), "/v1/embeddings", 400, input="a", input_type="querry")["error"]
     assert said["param"] == "input_type"
     assert "Supported values: query, document, clustering" in said["message"]
     assert "passage" in said["message"]
-    client = serve(EMBEDDER)
+    client = client_of(EMBEDDER)
     assert_array_equal(vectors(client, "a", input_type="querry"), vectors(client, "a"))
 
 
-def test_truncate_names_the_end_that_is_cut(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_truncate_names_the_end_that_is_cut(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     text = LONG + END
     end, start = (vectors(client, [text], truncate=side) for side in ("END", "START"))
     assert_allclose(end, vectors(client, [text], truncate_prompt_tokens=-1), atol=1e-6)
@@ -56,8 +56,8 @@ def test_truncate_names_the_end_that_is_cut(serve: Serve) -> None:
         assert rejection(client, "/v1/embeddings", 400, input=["a", text], truncate=value)["error"]["index"] == 1
 
 
-def test_passages_are_ranked_by_their_logits(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_passages_are_ranked_by_their_logits(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     asked = {"model": RANKER, "query": {"text": TEXTS[2]}, "passages": [{"text": text} for text in TEXTS]}
     got = answer(client, "/v1/ranking", **asked)
     assert set(got) == {"model", "rankings", "usage"}
@@ -68,8 +68,8 @@ def test_passages_are_ranked_by_their_logits(serve: Serve) -> None:
     assert answer(client, "/v1/ranking", **asked, top_k=1)["rankings"] == got["rankings"][:1]
 
 
-def test_a_long_passage_is_cut_where_that_is_asked_for(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_a_long_passage_is_cut_where_that_is_asked_for(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     asked = {"query": {"text": "a"}, "passages": [{"text": "b"}, {"text": LONG}]}
     assert len(answer(client, "/v1/ranking", **asked, truncate="END")["rankings"]) == 2
     for fields in ({}, {"truncate": "NONE"}):
@@ -88,11 +88,11 @@ def test_a_long_passage_is_cut_where_that_is_asked_for(serve: Serve) -> None:
         ({"query": {"text": "a"}, "passages": [{"text": "b"}, {}]}, "passages[1].text: this field is required"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, serve: Serve) -> None:
-    assert rejection(serve(RANKER), "/v1/ranking", 400, **fields)["message"].startswith(said)
+def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, client_of: ClientOf) -> None:
+    assert rejection(client_of(RANKER), "/v1/ranking", 400, **fields)["message"].startswith(said)
 
 
-def test_health_is_told(serve: Serve) -> None:
+def test_health_is_told(client_of: ClientOf) -> None:
     for path, message in (("live", "Service is live."), ("ready", "Service is ready.")):
-        got = serve(RANKER).get(f"/v1/health/{path}")
+        got = client_of(RANKER).get(f"/v1/health/{path}")
         assert (got.status_code, got.json()) == (200, {"object": "health-response", "message": message})

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 UNNORMALISED = "bert-mean"
@@ -24,8 +24,8 @@ def openai(client: Any, texts: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [EMBEDDER, f"{EMBEDDER}:latest"])
-def test_texts_are_embedded_under_the_name_with_its_tag_and_without(name: str, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_texts_are_embedded_under_the_name_with_its_tag_and_without(name: str, client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     got = answer(client, "/api/embed", model=name, input=TEXTS, options=OPTIONS, keep_alive="5m")
     assert set(got) == {"model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"}
     assert got["model"] == name
@@ -36,22 +36,22 @@ def test_texts_are_embedded_under_the_name_with_its_tag_and_without(name: str, s
     assert_allclose(alone["embeddings"], got["embeddings"][:1], atol=1e-5)
 
 
-def test_several_models_are_told_apart_with_their_tags(serve: Serve) -> None:
-    client = serve(EMBEDDER, UNNORMALISED)
+def test_several_models_are_told_apart_with_their_tags(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER, UNNORMALISED)
     for name in (EMBEDDER, UNNORMALISED):
         got = answer(client, "/api/embed", model=f"{name}:latest", input=TEXTS)["embeddings"]
         assert_allclose(got, openai(client, TEXTS, model=name), atol=1e-6)
 
 
-def test_a_body_of_any_type_is_json(serve: Serve) -> None:
+def test_a_body_of_any_type_is_json(client_of: ClientOf) -> None:
     """curl labels its body as a form."""
     body = b'{"model": "%s", "input": "a"}' % EMBEDDER.encode()
     for headers in ({"content-type": "application/x-www-form-urlencoded"}, {}):
-        assert serve(EMBEDDER).post("/api/embed", content=body, headers=headers).status_code == 200
+        assert client_of(EMBEDDER).post("/api/embed", content=body, headers=headers).status_code == 200
 
 
-def test_long_texts_are_cut_unless_the_client_says_otherwise(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_long_texts_are_cut_unless_the_client_says_otherwise(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     cut = answer(client, "/api/embed", model=EMBEDDER, input=LONG)
     assert cut["prompt_eval_count"] == limit
@@ -65,8 +65,8 @@ def test_long_texts_are_cut_unless_the_client_says_otherwise(serve: Serve) -> No
     assert_allclose(legacy, cut["embeddings"][0], atol=1e-5)
 
 
-def test_dimensions_cut_vectors_and_more_than_there_are_do_nothing(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_dimensions_cut_vectors_and_more_than_there_are_do_nothing(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     short = np.array(answer(client, "/api/embed", model=EMBEDDER, input=TEXTS, dimensions=8)["embeddings"])
     assert short.shape == (3, 8)
     assert_allclose(np.linalg.norm(short, axis=1), 1, atol=1e-5)
@@ -77,22 +77,22 @@ def test_dimensions_cut_vectors_and_more_than_there_are_do_nothing(serve: Serve)
 
 
 @pytest.mark.parametrize("fields", [{}, {"input": ""}, {"input": []}, {"input": None}])
-def test_a_request_without_a_text_has_the_model_loaded(fields: dict[str, Any], serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_a_request_without_a_text_has_the_model_loaded(fields: dict[str, Any], client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     assert answer(client, "/api/embed", model=EMBEDDER, **fields) == {"model": EMBEDDER, "embeddings": []}
     assert answer(client, "/api/embeddings", model=EMBEDDER) == {"embedding": []}
     assert rejection(client, "/api/embed", 404, model="other", **fields)["error"]
 
 
 @pytest.mark.parametrize("header", ["X-Request-Timeout", "X-Priority"])
-def test_headers_of_a_request_without_a_text_are_looked_at(header: str, serve: Serve) -> None:
-    response = serve(EMBEDDER).post("/api/embed", json={"model": EMBEDDER}, headers={header: "none"})
+def test_headers_of_a_request_without_a_text_are_looked_at(header: str, client_of: ClientOf) -> None:
+    response = client_of(EMBEDDER).post("/api/embed", json={"model": EMBEDDER}, headers={header: "none"})
     assert response.status_code == 400
     assert header in response.json()["error"]
 
 
-def test_the_older_route_has_the_vector_as_the_folder_has_it(serve: Serve) -> None:
-    client = serve(UNNORMALISED)
+def test_the_older_route_has_the_vector_as_the_folder_has_it(client_of: ClientOf) -> None:
+    client = client_of(UNNORMALISED)
     got = answer(client, "/api/embeddings", model=UNNORMALISED, prompt=TEXTS[0])
     assert set(got) == {"embedding"}
     [plain] = openai(client, TEXTS[0])
@@ -100,8 +100,8 @@ def test_the_older_route_has_the_vector_as_the_folder_has_it(serve: Serve) -> No
 
 
 @pytest.mark.parametrize(("path", "fields"), [("/api/embed", {"input": "a"}), ("/api/show", {})])
-def test_errors_are_a_text(path: str, fields: dict[str, Any], serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_errors_are_a_text(path: str, fields: dict[str, Any], client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     said = rejection(client, path, 404, model="other:latest", **fields)
     assert set(said) == {"error"}
     assert "`other:latest` does not exist" in said["error"]
@@ -110,8 +110,8 @@ def test_errors_are_a_text(path: str, fields: dict[str, Any], serve: Serve) -> N
     assert wrong.json()["error"].startswith("model: ")
 
 
-def test_models_are_listed_with_their_tags(serve: Serve) -> None:
-    client = serve(EMBEDDER, "ce-bert-1label")
+def test_models_are_listed_with_their_tags(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER, "ce-bert-1label")
     models = client.get("/api/tags").json()["models"]
     assert [model["name"] for model in models] == [f"{EMBEDDER}:latest", "ce-bert-1label:latest"]
     assert [model["model"] for model in models] == [model["name"] for model in models]

@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from transformers import AutoTokenizer
 
 import staged_pool
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 from tests.models import oracle
 from tests.models.conftest import TinyFolder
 from tests.models.tiny import WIDTH
@@ -30,8 +30,8 @@ def openai(client: Any, texts: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
-def test_cohere_gets_vectors_by_their_types(path: str, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_cohere_gets_vectors_by_their_types(path: str, client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     plain = openai(client, TEXTS)
     types = ["float", "float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary", "base64"]
     got = answer(client, path, texts=TEXTS, model=EMBEDDER, embedding_types=types, input_type="search_document")
@@ -59,8 +59,8 @@ def test_cohere_gets_vectors_by_their_types(path: str, serve: Serve) -> None:
     assert np.array(vectors["binary"]).shape == (3, WIDTH // 8)
 
 
-def test_coheres_two_versions_have_the_same_vectors(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_coheres_two_versions_have_the_same_vectors(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     first = answer(client, "/v1/embed", texts=TEXTS)
     second = answer(client, "/v2/embed", texts=TEXTS)
     inputs = answer(client, "/v2/embed", inputs=[{"content": [{"type": "text", "text": text}]} for text in TEXTS])
@@ -74,8 +74,8 @@ def test_coheres_two_versions_have_the_same_vectors(serve: Serve) -> None:
     assert np.array(cut["embeddings"]["float"]).shape == (3, 8)
 
 
-def test_coheres_input_types_are_prompts(serve: Serve) -> None:
-    client = serve(PROMPTED)
+def test_coheres_input_types_are_prompts(client_of: ClientOf) -> None:
+    client = client_of(PROMPTED)
     for given, own in (("search_query", "query"), ("search_document", "document"), ("clustering", "clustering")):
         found = answer(client, "/v2/embed", texts=TEXTS, input_type=given)["embeddings"]["float"]
         assert_allclose(found, openai(client, TEXTS, prompt_name=own), atol=1e-5)
@@ -85,8 +85,8 @@ def test_coheres_input_types_are_prompts(serve: Serve) -> None:
     )
 
 
-def test_cohere_cuts_either_end_or_rejects(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_cohere_cuts_either_end_or_rejects(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     end, start, usual = [
         answer(client, "/v2/embed", texts=[LONG + END], **asked)
@@ -105,16 +105,16 @@ def test_cohere_cuts_either_end_or_rejects(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"texts": []}, {"texts": ["a"], "images": ["data:,"]}])
-def test_cohere_is_told_that_one_kind_of_input_is_needed(body: dict[str, Any], serve: Serve) -> None:
-    error = rejection(serve(EMBEDDER), "/v2/embed", 400, **body)["error"]
+def test_cohere_is_told_that_one_kind_of_input_is_needed(body: dict[str, Any], client_of: ClientOf) -> None:
+    error = rejection(client_of(EMBEDDER), "/v2/embed", 400, **body)["error"]
     assert error["message"] == "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
 
 
 @pytest.mark.parametrize(
     ("path", "kind", "version"), [("/rerank", "rerank", "1"), ("/v1/rerank", "list", "1"), ("/v2/rerank", "list", "2")]
 )
-def test_one_ranking_has_the_fields_of_all(path: str, kind: str, version: str, serve: Serve) -> None:
-    client = serve("ce-bert-1label")
+def test_one_ranking_has_the_fields_of_all(path: str, kind: str, version: str, client_of: ClientOf) -> None:
+    client = client_of("ce-bert-1label")
     documents = [TEXTS[0], {"text": TEXTS[1]}]
     got = answer(client, path, query=TEXTS[2], documents=documents, model="ce-bert-1label")
     assert (got["object"], got["meta"]["api_version"]["version"]) == (kind, version)
@@ -128,8 +128,8 @@ def test_one_ranking_has_the_fields_of_all(path: str, kind: str, version: str, s
         assert_allclose(1 / (1 + np.exp(-one["relevance_score"])), other["relevance_score"], rtol=1e-4)
 
 
-def test_jinas_fields(serve: Serve) -> None:
-    client = serve(PROMPTED)
+def test_jinas_fields(client_of: ClientOf) -> None:
+    client = client_of(PROMPTED)
     asked: list[Any] = [{"text": TEXTS[0]}, TEXTS[1]]
     for task, own in (("retrieval.query", "query"), ("retrieval.passage", "document"), ("clustering", "clustering")):
         found = openai(client, asked, task=task)
@@ -147,8 +147,8 @@ def test_jinas_fields(serve: Serve) -> None:
     assert rejection(client, "/v1/embeddings", 400, input="a", late_chunking=True)["error"]["param"] == "late_chunking"
 
 
-def test_teis_vectors(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_teis_vectors(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     plain = openai(client, TEXTS)
     assert_allclose(answer(client, "/embed", inputs=TEXTS), plain, atol=1e-5)
     assert_allclose(answer(client, "/embed", inputs=TEXTS[0]), plain[:1], atol=1e-5)
@@ -164,8 +164,8 @@ def test_teis_vectors(serve: Serve) -> None:
     assert_allclose(similar, plain @ plain[0], atol=1e-5)
 
 
-def test_teis_sparse_vectors(serve: Serve, tiny_folder: TinyFolder) -> None:
-    found = answer(serve("splade-bert"), "/embed_sparse", inputs=TEXTS)
+def test_teis_sparse_vectors(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
+    found = answer(client_of("splade-bert"), "/embed_sparse", inputs=TEXTS)
     for row, wanted in zip(found, oracle.sparse(tiny_folder("splade-bert"), TEXTS), strict=True):
         assert {entry["index"] for entry in row} == set(wanted)
         assert_allclose(
@@ -173,8 +173,8 @@ def test_teis_sparse_vectors(serve: Serve, tiny_folder: TinyFolder) -> None:
         )
 
 
-def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
-    client = serve("seqcls-multiclass")
+def test_teis_predictions(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
+    client = client_of("seqcls-multiclass")
     wanted = oracle.labels(tiny_folder("seqcls-multiclass"), TEXTS)
     many = answer(client, "/predict", inputs=[[text] for text in TEXTS])
     for row, scores in zip(many, wanted, strict=True):
@@ -183,8 +183,8 @@ def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
     assert answer(client, "/predict", inputs=TEXTS[0]) == answer(client, "/predict", inputs=TEXTS[:1])
     raw = answer(client, "/predict", inputs=TEXTS[0], raw_scores=True)
     assert [entry["label"] for entry in raw] == [entry["label"] for entry in many[0]]
-    pairs = answer(serve("ce-nli-3label"), "/predict", inputs=[TEXTS[:2], TEXTS[1:]])
-    one = answer(serve("ce-nli-3label"), "/predict", inputs=TEXTS[:2])
+    pairs = answer(client_of("ce-nli-3label"), "/predict", inputs=[TEXTS[:2], TEXTS[1:]])
+    one = answer(client_of("ce-nli-3label"), "/predict", inputs=TEXTS[:2])
     assert_allclose([entry["score"] for entry in pairs[0]], [entry["score"] for entry in one], atol=1e-5)
     assert len(pairs) == 2
     wrongs: list[Any] = [[["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]]
@@ -192,8 +192,8 @@ def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
         assert rejection(client, "/predict", 422, inputs=wrong)["error_type"] == "Validation"
 
 
-def test_teis_ranking_shares_the_path(serve: Serve) -> None:
-    client = serve("ce-bert-1label")
+def test_teis_ranking_shares_the_path(client_of: ClientOf) -> None:
+    client = client_of("ce-bert-1label")
     got = client.post("/rerank", json={"query": TEXTS[0], "texts": TEXTS, "return_text": True})
     assert [entry["score"] for entry in got.json()] == sorted((entry["score"] for entry in got.json()), reverse=True)
     assert all(entry["text"] == TEXTS[entry["index"]] for entry in got.json())
@@ -208,8 +208,8 @@ def test_teis_ranking_shares_the_path(serve: Serve) -> None:
     assert rejection(client, "/rerank", 400, query=1, documents=TEXTS)["error"]["param"] == "query"
 
 
-def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
-    cutting, keeping = serve(EMBEDDER), serve(EMBEDDER, auto_truncate=False)
+def test_tei_cuts_what_is_too_long_unless_told_not_to(client_of: ClientOf) -> None:
+    cutting, keeping = client_of(EMBEDDER), client_of(EMBEDDER, auto_truncate=False)
     limit = answer(cutting, "/tokenize", prompt="a")["max_model_len"]
     usual = cutting.post("/embed", json={"inputs": LONG})
     assert usual.headers["x-compute-tokens"] == str(limit)
@@ -221,8 +221,8 @@ def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
     assert np.dot(left[0], usual.json()[0]) < 0.99
 
 
-def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
-    client = serve(EMBEDDER)
+def test_teis_tokens(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
+    client = client_of(EMBEDDER)
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder(EMBEDDER))
     [first, second] = answer(client, "/tokenize", inputs=TEXTS[:2])
     for text, tokens in zip(TEXTS, (first, second), strict=False):
@@ -243,8 +243,8 @@ def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
 @pytest.mark.parametrize(
     ("kind", "type_"), [(EMBEDDER, "embedding"), ("ce-bert-1label", "reranker"), ("seqcls-multiclass", "classifier")]
 )
-def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
-    got = serve(kind).get("/info").json()
+def test_teis_info(kind: str, type_: str, client_of: ClientOf) -> None:
+    got = client_of(kind).get("/info").json()
     assert got["served_model_name"] == kind
     assert (got["model_id"], list(got["model_type"]), got["version"]) == (kind, [type_], staged_pool.__version__)
     assert got["auto_truncate"] is True
@@ -264,14 +264,14 @@ def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
         ("/similarity", 400, "Empty", {"inputs": {"source_sentence": "a", "sentences": []}}),
     ],
 )
-def test_teis_errors(path: str, status: int, kind: str, body: dict[str, Any], serve: Serve) -> None:
-    error = rejection(serve(EMBEDDER), path, status, **body)
+def test_teis_errors(path: str, status: int, kind: str, body: dict[str, Any], client_of: ClientOf) -> None:
+    error = rejection(client_of(EMBEDDER), path, status, **body)
     assert set(error) == {"error", "error_type"}
     assert error["error_type"] == kind
 
 
-def test_infinitys_labels_and_models(serve: Serve) -> None:
-    client = serve("seqcls-multiclass", EMBEDDER)
+def test_infinitys_labels_and_models(client_of: ClientOf) -> None:
+    client = client_of("seqcls-multiclass", EMBEDDER)
     got = answer(client, "/classify", input=TEXTS, raw_scores=False)
     assert got["object"] == "classify"
     tei = answer(client, "/predict", inputs=[[text] for text in TEXTS])
@@ -288,8 +288,8 @@ def test_infinitys_labels_and_models(serve: Serve) -> None:
     rejection(client, "/embeddings", 400, input="a", modality="audio", model=EMBEDDER)
 
 
-def test_of_several_models_the_one_that_is_named_must_be_able(serve: Serve) -> None:
-    client = serve("seqcls-multiclass", EMBEDDER)
+def test_of_several_models_the_one_that_is_named_must_be_able(client_of: ClientOf) -> None:
+    client = client_of("seqcls-multiclass", EMBEDDER)
     error = rejection(client, "/v2/embed", 501, texts=["a"], model="seqcls-multiclass")["error"]
     assert error["type"] == "NotImplementedError"
     assert error["message"] == (

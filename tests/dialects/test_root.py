@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from numpy.testing import assert_allclose
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
 
 
-def test_an_embedder_gives_vectors_and_similarities(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_an_embedder_gives_vectors_and_similarities(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     for inputs in (TEXTS[0], TEXTS):
         assert answer(client, "/", inputs=inputs) == answer(client, "/embed", inputs=inputs)
     pair = {"source_sentence": TEXTS[0], "sentences": TEXTS}
@@ -29,23 +29,25 @@ def test_an_embedder_gives_vectors_and_similarities(serve: Serve) -> None:
         ("splade-bert", "/embed_sparse", {"inputs": TEXTS}),
     ],
 )
-def test_the_kind_of_the_model_says_what_is_wanted(kind: str, path: str, body: dict[str, object], serve: Serve) -> None:
-    client = serve(kind)
+def test_the_kind_of_the_model_says_what_is_wanted(
+    kind: str, path: str, body: dict[str, object], client_of: ClientOf
+) -> None:
+    client = client_of(kind)
     assert answer(client, "/", **body) == answer(client, path, **body)
 
 
-def test_of_several_models_the_first_decides_what_the_fields_do_not(serve: Serve) -> None:
-    client = serve("seqcls-multiclass", EMBEDDER)
+def test_of_several_models_the_first_decides_what_the_fields_do_not(client_of: ClientOf) -> None:
+    client = client_of("seqcls-multiclass", EMBEDDER)
     assert answer(client, "/", inputs="a") == answer(client, "/predict", inputs="a")
     assert len(answer(client, "/", inputs={"source_sentence": "a", "sentences": ["b", "c"]})) == 2
 
 
-def test_errors_are_in_its_words(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_errors_are_in_its_words(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     assert rejection(client, "/", 422, input="a") == {
         "error": "The body has neither `inputs`, nor `query` and `texts`",
         "error_type": "Validation",
     }
     assert rejection(client, "/", 422, inputs=1)["error_type"] == "Validation"
-    assert rejection(serve("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
+    assert rejection(client_of("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
     assert client.get("/").headers["content-type"].startswith("text/html")

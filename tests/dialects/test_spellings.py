@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "bge-m3"
 RANKER = "ce-bert-1label"
@@ -25,21 +25,21 @@ PASSAGES = [{"text": "a"}, {"text": LONG}]
         (RANKER, "/v1/ranking", {"query": {"text": "a"}, "passages": PASSAGES}),
     ],
 )
-def test_none_rejects_in_any_case(kind: str, path: str, body: dict[str, Any], word: str, serve: Serve) -> None:
-    found = rejection(serve(kind), path, 400, **body, truncate=word)
+def test_none_rejects_in_any_case(kind: str, path: str, body: dict[str, Any], word: str, client_of: ClientOf) -> None:
+    found = rejection(client_of(kind), path, 400, **body, truncate=word)
     assert "[1]: This model's maximum context length" in found["message"]
 
 
 @pytest.mark.parametrize("words", [("start", "START"), ("Start", "START"), ("end", "END"), ("End", "END")])
 @pytest.mark.parametrize(("path", "field"), [("/v2/embed", "texts"), ("/v1/embeddings", "input")])
-def test_an_end_is_cut_in_any_case(path: str, field: str, words: tuple[str, str], serve: Serve) -> None:
-    found, wanted = (answer(serve(EMBEDDER), path, **{field: [LONG]}, truncate=word) for word in words)
+def test_an_end_is_cut_in_any_case(path: str, field: str, words: tuple[str, str], client_of: ClientOf) -> None:
+    found, wanted = (answer(client_of(EMBEDDER), path, **{field: [LONG]}, truncate=word) for word in words)
     assert _vectors(found) == _vectors(wanted)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_side_is_named_in_any_case(side: str, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_a_side_is_named_in_any_case(side: str, client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     cut: dict[str, Any] = {"input": LONG, "truncate_prompt_tokens": 9}
     wanted = _vectors(answer(client, "/v1/embeddings", **cut, truncation_side=side))
     for word in (side.upper(), side.title()):
@@ -50,14 +50,14 @@ def test_a_side_is_named_in_any_case(side: str, serve: Serve) -> None:
         like = {"source_sentence": "a", "sentences": [LONG]}
         asked = answer(client, "/similarity", inputs=like, parameters={"truncation_direction": word})
         assert asked == answer(client, "/similarity", inputs=like, parameters={"truncation_direction": side})
-    ranker = serve(RANKER)
+    ranker = client_of(RANKER)
     ranking = answer(ranker, "/rerank", query="a", texts=[LONG], truncation_direction=side)
     assert answer(ranker, "/rerank", query="a", texts=[LONG], truncation_direction=side.upper()) == ranking
 
 
 @pytest.mark.parametrize("path", ["/score", "/rerank"])
-def test_scores_cut_the_side_that_is_named(path: str, serve: Serve) -> None:
-    client, names = serve(RANKER), ("queries" if path == "/score" else "query")
+def test_scores_cut_the_side_that_is_named(path: str, client_of: ClientOf) -> None:
+    client, names = client_of(RANKER), ("queries" if path == "/score" else "query")
 
     def score(document: str, **fields: Any) -> float:
         found = answer(client, path, **{names: "a query"}, documents=[document], **fields)
@@ -89,10 +89,10 @@ def test_scores_cut_the_side_that_is_named(path: str, serve: Serve) -> None:
     ],
 )
 def test_an_unknown_word_is_told_the_right_ones(
-    kind: str, path: str, body: dict[str, Any], known: str, serve: Serve
+    kind: str, path: str, body: dict[str, Any], known: str, client_of: ClientOf
 ) -> None:
     status = 422 if path in ("/embed", "/similarity") else 400
-    found = rejection(serve(kind), path, status, **body)
+    found = rejection(client_of(kind), path, status, **body)
     error = found.get("error", found)
     message = error if isinstance(error, str) else error["message"]
     assert f"expected one of {known}" in message
@@ -116,16 +116,16 @@ def test_an_unknown_word_is_told_the_right_ones(
     ],
 )
 def test_what_holds_for_all_inputs_has_no_index(
-    kind: str, path: str, body: dict[str, Any], param: str | None, serve: Serve
+    kind: str, path: str, body: dict[str, Any], param: str | None, client_of: ClientOf
 ) -> None:
-    error = rejection(serve(kind), path, 400, **body)["error"]
+    error = rejection(client_of(kind), path, 400, **body)["error"]
     assert "index" not in error
     assert error["param"] == (param or "truncate_prompt_tokens")
 
 
-def test_an_unknown_image_option_has_no_index(serve: Serve, image_url: str) -> None:
+def test_an_unknown_image_option_has_no_index(client_of: ClientOf, image_url: str) -> None:
     asked: dict[str, Any] = {"input": ["a", {"image": image_url}], "mm_processor_kwargs": {"no_such": 1}}
-    error = rejection(serve("clip"), "/v1/embeddings", 400, **asked)["error"]
+    error = rejection(client_of("clip"), "/v1/embeddings", 400, **asked)["error"]
     assert (error["param"], error.get("index")) == ("mm_processor_kwargs", None)
     assert error["message"].startswith("The image option 'no_such' is not known")
 
@@ -143,21 +143,21 @@ def test_an_unknown_image_option_has_no_index(serve: Serve, image_url: str) -> N
     ],
 )
 def test_a_url_that_is_not_followed_is_told_by_the_field_that_holds_it(
-    path: str, body: dict[str, Any], param: str, serve: Serve
+    path: str, body: dict[str, Any], param: str, client_of: ClientOf
 ) -> None:
-    error = rejection(serve("clip"), path, 400, **body)["error"]
+    error = rejection(client_of("clip"), path, 400, **body)["error"]
     assert (error["param"], error["index"]) == (param, 0)
     assert error["message"].startswith(param)
 
 
-def test_two_prompts_are_told_by_their_own_names(serve: Serve) -> None:
+def test_two_prompts_are_told_by_their_own_names(client_of: ClientOf) -> None:
     asked = {"input": "a", "task": "retrieval.query", "input_type": "query"}
-    error = rejection(serve("e5-xlmr"), "/v1/embeddings", 400, **asked)["error"]
+    error = rejection(client_of("e5-xlmr"), "/v1/embeddings", 400, **asked)["error"]
     assert (error["param"], error["message"]) == ("input_type", "input_type: give one of `input_type` and `task`")
 
 
-def test_any_entry_of_an_object_is_named_readably(serve: Serve) -> None:
-    error = rejection(serve("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
+def test_any_entry_of_an_object_is_named_readably(client_of: ClientOf) -> None:
+    error = rejection(client_of("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
     assert error["message"] == "media_io_kwargs.*: Expected `object`, got `array`"
 
 
@@ -174,9 +174,9 @@ def test_any_entry_of_an_object_is_named_readably(serve: Serve) -> None:
     ],
 )
 def test_null_is_what_is_left_out(
-    kind: str, path: str, body: dict[str, Any], same: dict[str, Any], serve: Serve
+    kind: str, path: str, body: dict[str, Any], same: dict[str, Any], client_of: ClientOf
 ) -> None:
-    found, wanted = (answer(serve(kind), path, **each) for each in (body, same))
+    found, wanted = (answer(client_of(kind), path, **each) for each in (body, same))
     for each in (found, wanted):
         if isinstance(each, dict):
             each.pop("id", None), each.pop("created", None)
@@ -184,23 +184,23 @@ def test_null_is_what_is_left_out(
 
 
 @pytest.mark.parametrize(("path", "body"), [("/rerank", {"query": "a", "texts": None}), ("/", {"query": "a"})])
-def test_teis_rankings_lack_texts_and_no_documents(path: str, body: dict[str, Any], serve: Serve) -> None:
-    assert rejection(serve(RANKER), path, 422, **body) == {
+def test_teis_rankings_lack_texts_and_no_documents(path: str, body: dict[str, Any], client_of: ClientOf) -> None:
+    assert rejection(client_of(RANKER), path, 422, **body) == {
         "error": "texts: this field is required",
         "error_type": "Validation",
     }
 
 
-def test_a_null_property_is_weaviates(serve: Serve) -> None:
-    got = answer(serve(RANKER), "/rerank", query="a", documents=["b", "c"], property=None)
+def test_a_null_property_is_weaviates(client_of: ClientOf) -> None:
+    got = answer(client_of(RANKER), "/rerank", query="a", documents=["b", "c"], property=None)
     assert [score["document"] for score in got["scores"]] == ["b", "c"]
-    assert rejection(serve(RANKER), "/rerank", 400, query="a", documents=None, property=None) == {
+    assert rejection(client_of(RANKER), "/rerank", 400, query="a", documents=None, property=None) == {
         "error": "documents: this field is required"
     }
 
 
-def test_a_null_beside_documents_changes_no_words(serve: Serve) -> None:
-    found = rejection(serve(RANKER), "/rerank", 400, query="a", documents=[1], texts=None)
+def test_a_null_beside_documents_changes_no_words(client_of: ClientOf) -> None:
+    found = rejection(client_of(RANKER), "/rerank", 400, query="a", documents=[1], texts=None)
     assert found["error"]["param"] == "documents"
 
 

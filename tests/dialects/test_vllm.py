@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from tests.api.wire.test_encodings import BYTE_ORDERS, STEPS, decoded
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 from tests.models import oracle
 from tests.models.conftest import TinyFolder
 from tests.models.tiny import WIDTH, edit_json
@@ -40,17 +40,19 @@ def cosines(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
     return result
 
 
-def test_the_first_model_has_the_served_name(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_the_first_model_has_the_served_name(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     [model] = (client.get("/v1/models")).json()["data"]
     assert (model["id"], model["root"]) == (EMBEDDER, EMBEDDER)
 
 
-def test_all_forms_of_input_have_the_vectors_of_sentence_transformers(serve: Serve, tiny_folder: TinyFolder) -> None:
+def test_all_forms_of_input_have_the_vectors_of_sentence_transformers(
+    client_of: ClientOf, tiny_folder: TinyFolder
+) -> None:
     folder = tiny_folder(EMBEDDER)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
-    client = serve(folder)
+    client = client_of(folder)
     for text, own in zip(TEXTS, ids, strict=True):
         assert (answer(client, "/tokenize", prompt=text))["tokens"] == own
     texts = answer(client, "/v1/embeddings", input=TEXTS)
@@ -73,8 +75,8 @@ def test_all_forms_of_input_have_the_vectors_of_sentence_transformers(serve: Ser
     }
 
 
-def test_long_inputs_are_cut_when_asked_and_else_rejected(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_long_inputs_are_cut_when_asked_and_else_rejected(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     longest = (client.get("/v1/models")).json()["data"][0]["max_model_len"]
     text = "the statement " * 100
     ids = (answer(client, "/tokenize", prompt=text))["tokens"]
@@ -124,16 +126,16 @@ def test_long_inputs_are_cut_when_asked_and_else_rejected(serve: Serve) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(body: dict[str, Any], said: str, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_what_is_wrong_is_said(body: dict[str, Any], said: str, client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     error = (rejection(client, "/v1/embeddings", 400, **body))["error"]
     assert (error["type"], error["code"]) == ("BadRequestError", 400)
     assert said in error["message"]
     assert ("no-such-one" in error["message"]) == ("literal_error" in error["message"])
 
 
-def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     unknown = (rejection(client, "/v1/embeddings", 404, input="a", model="x"))["error"]
     assert unknown["message"].startswith("The model `x` does not exist. Served: ")
     assert unknown["type"] == "NotFoundError"
@@ -154,9 +156,9 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
     assert plain["message"].startswith("Unsupported task: 'classify' Supported tasks: (")
 
 
-def test_weights_of_tokens_go_with_the_ids_of_tokenize(serve: Serve) -> None:
+def test_weights_of_tokens_go_with_the_ids_of_tokenize(client_of: ClientOf) -> None:
     """The way of vLLM's own test of BGE-M3: ids of `/tokenize` and weights of `/pooling` make lexical weights."""
-    client = serve("bge-m3")
+    client = client_of("bge-m3")
     texts = ["What is BGE M3?", "a text, and a text again", ""]
     rows = answer(client, "/pooling", input=texts, task="token_classify")["data"]
     sparse = answer(client, "/pooling", input=texts, task="sparse")["data"]
@@ -173,12 +175,12 @@ def test_weights_of_tokens_go_with_the_ids_of_tokenize(serve: Serve) -> None:
         )
 
 
-def test_chats_are_their_rendered_templates(serve: Serve, tiny_folder: TinyFolder, tmp_path: Path) -> None:
+def test_chats_are_their_rendered_templates(client_of: ClientOf, tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(tiny_folder(EMBEDDER), folder)
     edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATE)
     rendered = "user: the statement assistant: a module "
-    client = serve(folder)
+    client = client_of(folder)
     plain = answer(client, "/v1/embeddings", input=rendered, add_special_tokens=False)
     for same in ({"messages": MESSAGES}, {"input": MESSAGES}, {"input": [MESSAGES]}, {"messages": [MESSAGES]}):
         got = answer(client, "/v1/embeddings", **same)
@@ -196,8 +198,8 @@ def test_chats_are_their_rendered_templates(serve: Serve, tiny_folder: TinyFolde
 
 
 @pytest.mark.parametrize("endianness", BYTE_ORDERS)
-def test_vectors_come_as_bytes_of_any_type_and_order(endianness: Any, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_vectors_come_as_bytes_of_any_type_and_order(endianness: Any, client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     plain = vectors(answer(client, "/v1/embeddings", input=TEXTS))
     for dtype in STEPS:
         asked: dict[str, Any] = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness}
@@ -218,8 +220,8 @@ def test_vectors_come_as_bytes_of_any_type_and_order(endianness: Any, serve: Ser
                 assert framed.content[entry["start"] : entry["end"]] == base64.b64decode(row[key])
 
 
-def test_metadata_too_long_for_a_header_stand_before_the_bytes(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_metadata_too_long_for_a_header_stand_before_the_bytes(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     many = client.post("/v1/embeddings", json={"input": ["a"] * 200, "encoding_format": "bytes"})
     [one] = vectors(answer(client, "/v1/embeddings", input="a"))
     assert many.headers["content-type"] == "application/vnd.staged-pool.embeddings"
@@ -233,8 +235,8 @@ def test_metadata_too_long_for_a_header_stand_before_the_bytes(serve: Serve) -> 
     assert_allclose(last, one, atol=1e-5)
 
 
-def test_the_id_of_the_body_goes_before_that_of_the_header(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_the_id_of_the_body_goes_before_that_of_the_header(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     headers = {"x-request-id": "h"}
     named = client.post("/v1/embeddings", json={"input": "a", "request_id": "b"}, headers=headers)
     plain = client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
@@ -242,8 +244,8 @@ def test_the_id_of_the_body_goes_before_that_of_the_header(serve: Serve) -> None
     assert named.headers["x-request-id"] == "h"
 
 
-def test_activation_is_the_default(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_activation_is_the_default(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     usual, activated, raw = [
         vectors(answer(client, "/v1/embeddings", input=TEXTS, **asked))
         for asked in ({}, {"use_activation": True}, {"use_activation": False})
@@ -253,9 +255,9 @@ def test_activation_is_the_default(serve: Serve) -> None:
     assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), usual, atol=1e-5)
 
 
-def test_labels_are_those_of_the_pipeline(serve: Serve, tiny_folder: TinyFolder) -> None:
+def test_labels_are_those_of_the_pipeline(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("seqcls-multiclass")
-    client = serve(folder)
+    client = client_of(folder)
     usual = answer(client, "/classify", input=TEXTS)
     raw = answer(client, "/classify", input=TEXTS, use_activation=False)
     again = answer(client, "/invocations", input=TEXTS)
@@ -273,10 +275,10 @@ def test_labels_are_those_of_the_pipeline(serve: Serve, tiny_folder: TinyFolder)
     assert {**again, "id": "", "created": 0} == {**usual, "id": "", "created": 0}
 
 
-def test_scores_are_those_of_a_cross_encoder_under_every_name(serve: Serve, tiny_folder: TinyFolder) -> None:
+def test_scores_are_those_of_a_cross_encoder_under_every_name(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("ce-bert-1label")
     wanted = oracle.scores(folder, [(TEXTS[0], text) for text in TEXTS])
-    client = serve(folder)
+    client = client_of(folder)
     for first, second in PAIRS:
         got = answer(client, "/score", **{first: TEXTS[0], second: TEXTS})
         assert_allclose([row["score"] for row in got["data"]], wanted, rtol=1e-2)
@@ -294,8 +296,8 @@ def test_scores_are_those_of_a_cross_encoder_under_every_name(serve: Serve, tiny
 
 
 @pytest.mark.parametrize("kind", ["ce-bert-1label", EMBEDDER])
-def test_a_ranking_is_sorted_and_cut(kind: str, serve: Serve) -> None:
-    client = serve(kind)
+def test_a_ranking_is_sorted_and_cut(kind: str, client_of: ClientOf) -> None:
+    client = client_of(kind)
     scores = answer(client, "/score", queries=TEXTS[1], documents=TEXTS)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         got = answer(client, path, query=TEXTS[1], documents=TEXTS)
@@ -313,8 +315,8 @@ def test_a_ranking_is_sorted_and_cut(kind: str, serve: Serve) -> None:
     rejection(client, "/rerank", 400, query="a", documents=["b"], max_tokens_per_doc=-5)
 
 
-def test_an_instruction_is_one_of_the_template_too(serve: Serve) -> None:
-    client = serve("ce-qwen3-lm")
+def test_an_instruction_is_one_of_the_template_too(client_of: ClientOf) -> None:
+    client = client_of("ce-qwen3-lm")
     asked = {"query": "a", "documents": ["b"]}
     plain = answer(client, "/rerank", **asked)
     given = answer(client, "/rerank", **asked, instruction="find statements of all kinds, one by one")
@@ -324,11 +326,11 @@ def test_an_instruction_is_one_of_the_template_too(serve: Serve) -> None:
     assert given["results"] == same["results"]
 
 
-def test_token_vectors_and_late_interaction(serve: Serve, tiny_folder: TinyFolder) -> None:
+def test_token_vectors_and_late_interaction(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("colbert-st")
     query = oracle.multi_vector(folder, TEXTS[:1], role="query")[0]
     wanted = [oracle.maxsim(query, rows) for rows in oracle.multi_vector(folder, TEXTS, role="document")]
-    client = serve(folder)
+    client = client_of(folder)
     scores = answer(client, "/score", queries=TEXTS[0], documents=TEXTS)
     assert_allclose([row["score"] for row in scores["data"]], wanted, rtol=1e-2)
     plain = answer(client, "/pooling", input=TEXTS, task="token_embed")
@@ -343,8 +345,8 @@ def test_token_vectors_and_late_interaction(serve: Serve, tiny_folder: TinyFolde
         assert_allclose(found, matrix, atol=1e-6)
 
 
-def test_only_models_that_were_trained_for_it_are_cut(serve: Serve) -> None:
-    client = serve(EMBEDDER, "nomic-matryoshka", "bert-mean")
+def test_only_models_that_were_trained_for_it_are_cut(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER, "nomic-matryoshka", "bert-mean")
     for model, dimensions in ((EMBEDDER, 5), ("nomic-matryoshka", 16)):
         whole = vectors(answer(client, "/v1/embeddings", input=TEXTS, model=model))
         cut = vectors(answer(client, "/v1/embeddings", input=TEXTS, model=model, dimensions=dimensions))
@@ -356,8 +358,8 @@ def test_only_models_that_were_trained_for_it_are_cut(serve: Serve) -> None:
     answer(client, "/v1/embeddings", input="a", model="bert-mean", dimensions=WIDTH)
 
 
-def test_long_texts_have_a_vector_of_length_1_when_they_are_split(serve: Serve) -> None:
-    client = serve(EMBEDDER, split_long_inputs=True)
+def test_long_texts_have_a_vector_of_length_1_when_they_are_split(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER, split_long_inputs=True)
     got = answer(client, "/v1/embeddings", input="the statement of a module " * 300)
     [vector] = vectors(got)
     assert got["usage"]["prompt_tokens"] > 800

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, rejection
+from tests.dialects.answers import answer, rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 PROMPTED = "nomic-matryoshka"
@@ -38,10 +38,10 @@ def unpacked(row: Any, dtype: str = "float32") -> Any:
 
 @pytest.mark.parametrize("input_type", [None, "query", "document"])
 def test_its_clients_request_is_answered_whether_or_not_the_model_has_prompts(
-    input_type: str | None, serve: Serve
+    input_type: str | None, client_of: ClientOf
 ) -> None:
     for kind in (EMBEDDER, PROMPTED):
-        client = serve(kind)
+        client = client_of(kind)
         got = answer(client, "/v1/embeddings", input=TEXTS, model=kind, **(CLIENT | {"input_type": input_type}))
         prompt = {} if input_type is None or kind == EMBEDDER else {"prompt_name": input_type}
         assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS, **prompt), atol=1e-6)
@@ -49,8 +49,10 @@ def test_its_clients_request_is_answered_whether_or_not_the_model_has_prompts(
 
 
 @pytest.mark.parametrize(("dtype", "numpy"), [("int8", "i1"), ("uint8", "u1"), ("binary", "i1"), ("ubinary", "u1")])
-def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(dtype: str, numpy: str, serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(
+    dtype: str, numpy: str, client_of: ClientOf
+) -> None:
+    client = client_of(EMBEDDER)
     asked = CLIENT | {"output_dtype": dtype, "output_dimension": 16}
     packed = answer(client, "/v1/embeddings", input=TEXTS, **asked)["data"]
     listed = answer(client, "/v1/embeddings", input=TEXTS, **(asked | {"encoding_format": None}))["data"]
@@ -65,34 +67,34 @@ def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(dtype: str, 
             assert_allclose((np.array(other["embedding"]) - zero) * other["scale"], vector, atol=other["scale"])
 
 
-def test_the_two_names_of_dimensions_may_not_differ(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_the_two_names_of_dimensions_may_not_differ(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     assert_array_equal(openai(client, TEXTS, output_dimension=8), openai(client, TEXTS, dimensions=8))
     both = rejection(client, "/v1/embeddings", 400, input="a", output_dimension=8, dimensions=16)
     assert both["error"]["param"] == "output_dimension"
 
 
-def test_truncation_says_whether_a_long_text_is_cut(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_truncation_says_whether_a_long_text_is_cut(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     assert answer(client, "/v1/embeddings", input=LONG, **CLIENT)["usage"]["total_tokens"] == limit
     said = rejection(client, "/v1/embeddings", 400, input=["a", LONG], **(CLIENT | {"truncation": False}))
     assert said["error"]["index"] == 1
-    ranker = serve(RANKER)
+    ranker = client_of(RANKER)
     assert answer(ranker, "/v1/rerank", query="a", documents=[LONG], truncation=True)["usage"]["total_tokens"]
     rejected = rejection(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
     assert "set truncation" in rejected["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/multimodalembeddings"])
-def test_errors_have_the_detail_that_its_client_reads(path: str, serve: Serve) -> None:
-    client = serve(RANKER if "rerank" in path else EMBEDDER)
+def test_errors_have_the_detail_that_its_client_reads(path: str, client_of: ClientOf) -> None:
+    client = client_of(RANKER if "rerank" in path else EMBEDDER)
     said = rejection(client, path, 400)
     assert said["detail"] == said["error"]["message"]
 
 
-def test_its_ranking_is_data_and_has_documents_where_they_are_asked_for(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_its_ranking_is_data_and_has_documents_where_they_are_asked_for(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     plain = answer(client, "/v1/rerank", query=TEXTS[2], documents=TEXTS)
     wanted = [(entry["index"], entry["relevance_score"]) for entry in plain["results"]]
     assert "data" not in plain
@@ -105,8 +107,8 @@ def test_its_ranking_is_data_and_has_documents_where_they_are_asked_for(serve: S
     assert [entry["document"] for entry in lite["data"]] == [TEXTS[index] for index, _ in wanted[:2]]
 
 
-def test_inputs_of_several_parts_have_one_vector_each(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_inputs_of_several_parts_have_one_vector_each(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
     got = answer(client, "/v1/multimodalembeddings", inputs=inputs, model=EMBEDDER, **CLIENT)
     assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS), atol=1e-6)
@@ -119,8 +121,8 @@ def test_inputs_of_several_parts_have_one_vector_each(serve: Serve) -> None:
     assert lacking["message"] == "inputs[0].content[0].text: this field is required"
 
 
-def test_an_image_is_an_input(serve: Serve, image_url: str) -> None:
-    client = serve("clip")
+def test_an_image_is_an_input(client_of: ClientOf, image_url: str) -> None:
+    client = client_of("clip")
     inputs = [
         {"content": [{"type": "image_base64", "image_base64": image_url}]},
         {"content": [{"type": "text", "text": "a"}]},

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer
+from tests.dialects.answers import answer
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
 PROMPTED = "nomic-matryoshka"
@@ -31,9 +31,9 @@ def vector_request(text: str, **config: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/vectors", "/vectors/"])
 @pytest.mark.parametrize(("task_type", "prompt"), [("query", "query"), ("passage", "document")])
-def test_a_text_has_a_vector_for_what_it_is_for(path: str, task_type: str, prompt: str, serve: Serve) -> None:
+def test_a_text_has_a_vector_for_what_it_is_for(path: str, task_type: str, prompt: str, client_of: ClientOf) -> None:
     for kind in (EMBEDDER, PROMPTED):
-        client = serve(kind)
+        client = client_of(kind)
         request = vector_request(TEXTS[0], pooling_strategy="masked_mean", task_type=task_type)
         got = post(client, path, request).json()
         assert set(got) == {"text", "vector", "dim", "dims"}
@@ -44,16 +44,16 @@ def test_a_text_has_a_vector_for_what_it_is_for(path: str, task_type: str, promp
         assert_allclose(got["vector"], wanted["embedding"], atol=1e-6)
 
 
-def test_dimensions_and_long_texts(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_dimensions_and_long_texts(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     short = post(client, "/vectors", vector_request(TEXTS[0], dimensions=8)).json()
     assert short["dims"] == 8
     assert_allclose(np.linalg.norm(short["vector"]), 1, atol=1e-5)
     assert post(client, "/vectors", vector_request(LONG)).status_code == 200
 
 
-def test_documents_are_scored_in_their_order(serve: Serve) -> None:
-    client = serve(RANKER)
+def test_documents_are_scored_in_their_order(client_of: ClientOf) -> None:
+    client = client_of(RANKER)
     got = post(client, "/rerank", {"query": TEXTS[2], "documents": TEXTS, "property": ""}).json()
     assert set(got) == {"query", "scores", "property", "score"}
     assert (got["query"], got["property"], got["score"]) == (TEXTS[2], None, None)
@@ -73,14 +73,14 @@ def test_documents_are_scored_in_their_order(serve: Serve) -> None:
         ("/rerank", {"query": "a", "documents": [], "property": ""}),
     ],
 )
-def test_errors_are_a_text_as_the_go_client_unmarshals_them(path: str, body: Any, serve: Serve) -> None:
-    response = post(serve(RANKER if path == "/rerank" else EMBEDDER), path, body)
+def test_errors_are_a_text_as_the_go_client_unmarshals_them(path: str, body: Any, client_of: ClientOf) -> None:
+    response = post(client_of(RANKER if path == "/rerank" else EMBEDDER), path, body)
     assert response.status_code == 400
     assert isinstance(response.json()["error"], str)
 
 
-def test_meta_and_probes(serve: Serve) -> None:
-    client = serve(EMBEDDER)
+def test_meta_and_probes(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
     meta = client.get("/meta").json()
     assert meta["model"]["model_name"] == EMBEDDER
     assert meta["model"]["architectures"]
@@ -90,8 +90,8 @@ def test_meta_and_probes(serve: Serve) -> None:
         assert "content-length" not in response.headers
 
 
-def test_texts_and_images_have_vectors_of_one_space(serve: Serve, image_url: str) -> None:
-    client = serve("clip")
+def test_texts_and_images_have_vectors_of_one_space(client_of: ClientOf, image_url: str) -> None:
+    client = client_of("clip")
     bare = image_url.partition(",")[2]
     got = answer(client, "/vectorize", texts=["a", "b"], images=[bare])
     assert set(got) == {"textVectors", "imageVectors"}

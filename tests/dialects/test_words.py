@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.conftest import Serve
-from tests.dialects.serving import rejection
+from tests.dialects.answers import rejection
+from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "nomic-matryoshka"
 PLAIN = "bert-mean"
@@ -90,9 +90,9 @@ CASES: list[tuple[str, str, dict[str, Any], str | None, str]] = [
 
 @pytest.mark.parametrize(("kind", "path", "body", "param", "said"), CASES)
 def test_errors_name_what_the_caller_sent(  # noqa: PLR0917  # one case
-    kind: str, path: str, body: dict[str, Any], param: str | None, said: str, serve: Serve
+    kind: str, path: str, body: dict[str, Any], param: str | None, said: str, client_of: ClientOf
 ) -> None:
-    response = serve(kind).post(path, json=body)
+    response = client_of(kind).post(path, json=body)
     assert 400 <= response.status_code < 500, response.text
     found = response.json()["error"]
     message = found if isinstance(found, str) else found["message"]
@@ -109,7 +109,7 @@ VLLM = ("/v1/embeddings", "/pooling", "/classify", "/classify_tokens", "/embeddi
 """Routes whose hints may name a field that could have been sent."""
 
 
-def test_an_error_of_one_input_has_its_index(serve: Serve) -> None:
-    error = rejection(serve(EMBEDDER), "/v2/embed", 400, texts=["a", "b", LONG], truncate="NONE")["error"]
+def test_an_error_of_one_input_has_its_index(client_of: ClientOf) -> None:
+    error = rejection(client_of(EMBEDDER), "/v2/embed", 400, texts=["a", "b", LONG], truncate="NONE")["error"]
     assert (error["param"], error["index"]) == ("texts", 2)
     assert error["message"].startswith("texts[2]: This model's maximum context length")

@@ -15,7 +15,7 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest, ScoreRequest, TextInput
 from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFailed, StageFailed
-from tests.api.serving import engine_on
+from tests.servers.engines import engine_on
 from tests.support.cards import CROSS_ENCODER, EMBEDDER
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -32,7 +32,7 @@ def asking(*texts: str) -> EmbedRequest:
 
 @asynccontextmanager
 async def running(model: LetterModel, config: EngineConfig = ONE_A_BATCH) -> AsyncIterator[Engine]:
-    async with engine_on(model)(config) as engine:
+    async with engine_on(model, config) as engine:
         yield engine
 
 

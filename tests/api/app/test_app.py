@@ -6,23 +6,19 @@ import gc
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
-import httpx
 import msgspec
 import pytest
 from blockbuster import BlockBuster
 from prometheus_client.parser import text_string_to_metric_families
 
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost
-from tests.api.serving import engine_on
+from tests.servers.in_memory import InMemory, serving_in_memory
 from tests.support.cards import CARD
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -36,21 +32,6 @@ pytestmark = [
 Logged = list[dict[str, Any]]
 
 
-@asynccontextmanager
-async def client_of(registry: EngineRegistry) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Application(registry))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
-
-
-@asynccontextmanager
-async def served(model: LetterModel | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    registry = EngineRegistry()
-    async with engine_on(model or LetterModel())(EngineConfig(**settings)) as engine, client_of(registry) as client:
-        registry.open(engine)
-        yield client
-
-
 def finished(logged: Logged) -> dict[str, Any]:
     """The one line of the only request."""
     [line] = [event for event in logged if event["event"] == "request.finished"]
@@ -58,7 +39,7 @@ def finished(logged: Logged) -> dict[str, Any]:
 
 
 async def test_embeddings_are_those_of_the_engine() -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": ["a", "bc"]})
     assert response.status_code == 200
     assert [row["embedding"] for row in response.json()["data"]] == [expected(t).tolist() for t in ("a", "bc")]
@@ -67,14 +48,14 @@ async def test_embeddings_are_those_of_the_engine() -> None:
 
 
 async def test_the_answer_says_where_the_time_went() -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"})
     stages = re.findall(r"(\w+);dur=[\d.]+", response.headers["server-timing"])
     assert stages == ["parse", "preprocess", "queue", "device", "postprocess"]
 
 
 async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logged: Logged) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         answer = await client.post(
             "/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"}
         )
@@ -101,7 +82,7 @@ async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logg
 
 @pytest.mark.parametrize("given", ["abc-1", "x" * 128])
 async def test_a_request_id_is_echoed(given: str) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-id": given})
     assert response.headers["x-request-id"] == given
     assert response.json()["id"] == f"embd-{given}"
@@ -109,14 +90,14 @@ async def test_a_request_id_is_echoed(given: str) -> None:
 
 @pytest.mark.parametrize("given", [b"x" * 129, b"a b", b"\xc3\xa9", b""])
 async def test_a_bad_request_id_is_replaced(given: bytes) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.get("/health", headers={b"x-request-id": given})
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "*/*", "application/jsonp", "text/x+json"])
 async def test_only_json_is_read(content_type: str) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", content=b"{}", headers={"content-type": content_type})
     assert response.status_code == 415
     assert response.json()["error"]["message"].startswith("Unsupported Media Type: Only 'application/json' is allowed")
@@ -126,7 +107,7 @@ async def test_only_json_is_read(content_type: str) -> None:
     "content_type", ["Application/JSON; charset=utf-8", "", " ; charset=utf-8", "application/vnd.api+json;v=1"]
 )
 async def test_json_may_have_parameters_and_types_that_are_written_as_it(content_type: str) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", content=b'{"input":"a"}', headers={"content-type": content_type})
     assert response.status_code == 200
 
@@ -146,7 +127,7 @@ async def test_json_may_have_parameters_and_types_that_are_written_as_it(content
 async def test_an_error_of_the_engine_becomes_its_status(
     body: object, status: int, param: str | None, index: int | None, logged: Logged
 ) -> None:
-    async with served(max_request_items=8) as client:
+    async with serving_in_memory(engine=EngineConfig(max_request_items=8)) as served, served.client() as client:
         response = await client.post("/v1/embeddings", json=body)
     assert response.status_code == status
     assert response.json()["error"]["code"] == status
@@ -158,7 +139,11 @@ async def test_an_error_of_the_engine_becomes_its_status(
 
 async def test_a_full_engine_answers_429_with_a_retry_hint() -> None:
     gate = Gate()
-    async with served(LetterModel(on_preprocess=gate), max_requests=1) as client, anyio.create_task_group() as tasks:
+    async with (
+        serving_in_memory(LetterModel(on_preprocess=gate), engine=EngineConfig(max_requests=1)) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
         response = await client.post("/v1/embeddings", json={"input": "b"})
@@ -169,7 +154,11 @@ async def test_a_full_engine_answers_429_with_a_retry_hint() -> None:
 
 async def test_rejections_for_overload_share_their_log_lines(logged: Logged) -> None:
     gate = Gate()
-    async with served(LetterModel(on_forward=gate), max_requests=1) as client, anyio.create_task_group() as tasks:
+    async with (
+        serving_in_memory(LetterModel(on_forward=gate), engine=EngineConfig(max_requests=1)) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
         answers = [await client.post("/v1/embeddings", json={"input": "b"}) for _ in range(20)]
@@ -182,7 +171,7 @@ async def test_rejections_for_overload_share_their_log_lines(logged: Logged) -> 
 
 async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504() -> None:
     gate = Gate()
-    async with served(LetterModel(on_preprocess=gate)) as client:
+    async with serving_in_memory(LetterModel(on_preprocess=gate)) as served, served.client() as client:
         headers = {"x-request-timeout": "0.01"}
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
         gate.open()
@@ -192,7 +181,7 @@ async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504
 @pytest.mark.parametrize("headers", [{"x-request-timeout": "0.5"}, {"prefer": "respond-async, wait=0.5"}])
 async def test_both_headers_set_the_time_that_a_client_waits(headers: dict[str, str]) -> None:
     gate = Gate()
-    async with served(LetterModel(on_forward=gate)) as client:
+    async with serving_in_memory(LetterModel(on_forward=gate)) as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
         gate.open()
     assert response.status_code == 504
@@ -205,7 +194,7 @@ async def test_both_headers_set_the_time_that_a_client_waits(headers: dict[str, 
     [("x-request-timeout", "{}", "X-Request-Timeout"), ("prefer", "wait={}", "Prefer: wait")],
 )
 async def test_a_timeout_must_be_a_number_of_seconds(timeout: str, header: str, form: str, param: str) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers={header: form.format(timeout)})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
@@ -215,7 +204,7 @@ async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logge
         def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Any:
             raise ZeroDivisionError("secret")
 
-    async with served(Broken()) as client:
+    async with serving_in_memory(Broken()) as served, served.client() as client:
         response = await client.post("/tokenize", json={"prompt": "a"})
     assert response.status_code == 500
     assert "secret" not in response.text
@@ -243,8 +232,13 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
 ) -> None:
     """A collection stops every thread, for a tenth of a second where much has gathered."""
     gate = Gate()
-    model, limits = (LetterModel(on_forward=gate), {"max_requests": 1}) if status in {429, 504} else (LetterModel(), {})
-    async with served(model, **limits) as client, anyio.create_task_group() as tasks:
+    model = LetterModel(on_forward=gate) if status in {429, 504} else LetterModel()
+    engine = EngineConfig(max_requests=1) if status in {429, 504} else EngineConfig()
+    async with (
+        serving_in_memory(model, engine=engine) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
         if status == 429:
             tasks.start_soon(lambda: client.post("/v1/embeddings", json=GOOD))
             await gate.arrived()
@@ -281,7 +275,7 @@ def garbage() -> Iterator[Callable[[], set[str]]]:
 
 async def test_a_cancelled_request_is_logged_as_abandoned(logged: Logged) -> None:
     gate = Gate()
-    async with served(LetterModel(on_preprocess=gate)) as client:
+    async with serving_in_memory(LetterModel(on_preprocess=gate)) as served, served.client() as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
             await gate.arrived()
@@ -291,7 +285,7 @@ async def test_a_cancelled_request_is_logged_as_abandoned(logged: Logged) -> Non
 
 
 async def test_tokenize_gives_ids_and_strings() -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})
         unknown = await client.post("/tokenize", json={"prompt": "ab", "model": "other"})
     assert response.json() == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": ["a", "b"]}
@@ -299,13 +293,13 @@ async def test_tokenize_gives_ids_and_strings() -> None:
 
 
 async def test_the_first_model_listed_is_the_one_served() -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.get("/v1/models")
     assert response.json()["data"][0]["id"] == "letters"
 
 
 async def test_an_unknown_route_is_404_and_names_the_nearest(logged: Logged) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embedings")
     assert (response.status_code, response.json()["detail"]) == (404, "Not Found")
     assert "POST /v1/embedings" in response.json()["error"]["message"]
@@ -315,13 +309,13 @@ async def test_an_unknown_route_is_404_and_names_the_nearest(logged: Logged) -> 
 
 @pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/tokenize", "POST"), ("PUT", "/ready", "GET, HEAD")])
 async def test_a_wrong_method_is_answered_with_the_right_ones(method: str, path: str, allow: str) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.request(method, path)
     assert (response.status_code, response.headers["allow"]) == (405, allow)
 
 
 async def test_ready_shows_the_model() -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.get("/ready")
     assert (response.status_code, response.json()) == (
         200,
@@ -333,7 +327,7 @@ async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off
     nothing_blocks_the_event_loop: BlockBuster,
 ) -> None:
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
-    async with client_of(EngineRegistry()) as client:
+    async with InMemory().client() as client:
         health = await client.get("/health")
         ready = await client.get("/ready")
         embeddings = await client.post("/v1/embeddings", json={"input": "a"})
@@ -348,10 +342,8 @@ async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off
 
 
 async def test_a_closed_registry_admits_nobody_and_asks_clients_to_close_their_connections() -> None:
-    registry = EngineRegistry()
-    async with engine_on(LetterModel())(EngineConfig()) as engine, client_of(registry) as client:
-        registry.open(engine)
-        registry.close("the server is draining")
+    async with serving_in_memory() as served, served.client() as client:
+        served.registry.close("the server is draining")
         ready = await client.get("/ready")
         embeddings = await client.post("/v1/embeddings", json={"input": "a"})
     assert ready.json()["reason"] == "the server is draining"
@@ -360,7 +352,11 @@ async def test_a_closed_registry_admits_nobody_and_asks_clients_to_close_their_c
 
 async def test_the_snapshot_shows_what_is_in_flight() -> None:
     gate = Gate()
-    async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
+    async with (
+        serving_in_memory(LetterModel(on_preprocess=gate)) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
         snapshot = (await client.get("/stages")).json()["models"]["letters"]
@@ -372,7 +368,7 @@ async def test_the_snapshot_shows_what_is_in_flight() -> None:
 
 async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_loop: BlockBuster) -> None:
     nothing_blocks_the_event_loop.deactivate()
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": ["a", "bc"]})
         await client.post("/v1/embeddings", json={"input": []})
         await client.get("/a/path/of/the/clients/choice")
@@ -400,7 +396,7 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
 
 async def test_two_servers_in_one_process_count_for_themselves(nothing_blocks_the_event_loop: BlockBuster) -> None:
     nothing_blocks_the_event_loop.deactivate()
-    async with client_of(EngineRegistry()) as one, client_of(EngineRegistry()) as other:
+    async with InMemory().client() as one, InMemory().client() as other:
         await one.get("/health")
         text = (await other.get("/metrics")).text
     assert '/health"' not in text
@@ -410,11 +406,9 @@ async def test_a_broken_engine_makes_the_server_unready() -> None:
     def lose(texts: object) -> None:
         raise DeviceLost("gone")
 
-    registry = EngineRegistry()
-    async with engine_on(LetterModel(on_forward=lose))(EngineConfig()) as engine, client_of(registry) as client:
-        registry.open(engine)
+    async with serving_in_memory(LetterModel(on_forward=lose)) as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"})
-        await until(lambda: engine.fault is not None)
+        await until(lambda: served.engine.fault is not None)
         ready = await client.get("/ready")
     assert response.status_code == 503
     assert (ready.status_code, "gone" in ready.json()["reason"]) == (503, True)
@@ -422,7 +416,7 @@ async def test_a_broken_engine_makes_the_server_unready() -> None:
 
 @pytest.mark.parametrize(("given", "status"), [("interactive", 200), ("Bulk", 200), ("low", 400), ("", 400)])
 async def test_a_request_says_how_urgent_it_is(given: str, status: int) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-priority": given})
     assert response.status_code == status
     if status == 400:
@@ -434,7 +428,7 @@ async def test_a_request_says_how_urgent_it_is(given: str, status: int) -> None:
     [(f"00-{'ab' * 16}-{'cd' * 8}-01", "ab" * 16), (f"00-{'AB' * 16}-{'cd' * 8}-01", None), ("x", None)],
 )
 async def test_the_trace_of_the_client_is_logged(given: str, logged_as: str | None, logged: Logged) -> None:
-    async with served() as client:
+    async with serving_in_memory() as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": "a"}, headers={"traceparent": given})
     assert finished(logged).get("trace_id") == logged_as
 
@@ -442,7 +436,6 @@ async def test_the_trace_of_the_client_is_logged(given: str, logged_as: str | No
 async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
     texts = ["a" * length for length in range(1, 100)] * 100
     sent: list[Any] = []
-    registry = EngineRegistry()
 
     async def receive() -> Any:
         return {"type": "http.request", "body": json.dumps({"input": texts}).encode(), "more_body": False}
@@ -461,9 +454,8 @@ async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
         "root_path": "",
         "scheme": "http",
     }
-    async with engine_on(LetterModel())(EngineConfig(max_request_items=20_000, max_tokens=10**8)) as engine:
-        registry.open(engine)
-        await Application(registry)(scope, receive, send)
+    async with serving_in_memory(engine=EngineConfig(max_request_items=20_000, max_tokens=10**8)) as served:
+        await served.application(scope, receive, send)
     head, *pieces = sent
     body = b"".join(piece["body"] for piece in pieces)
     assert len(pieces) > 2

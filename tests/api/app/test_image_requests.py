@@ -16,19 +16,19 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.media.dns import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
-from tests.api.serving import opens, serving
-from tests.runtime.images import engine_on
+from tests.runtime.images import completer
 from tests.runtime.media.origin import LOCAL, Names, answer, origin
+from tests.servers.in_memory import serving_in_memory
+from tests.servers.on_socket import serving
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -42,21 +42,21 @@ SENT = base64.b64encode(b"cat").decode()
 
 
 @asynccontextmanager
-async def served(
+async def image_client(
     model: LetterModel | None = None,
     find: Resolve | None = None,
     read: Callable[[Path, str, int], bytes] = read_file,
     **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    registry = EngineRegistry()
     defaults: dict[str, Any] = {"allow_media_domains": ("*", LOCAL), "media_timeout_s": 10.0}
     config = EngineConfig(**defaults | settings)
     fetcher = MediaFetcher(config, find=find or Names(), read=read)
-    async with engine_on(model or LetterModel(BOTH_LANES), fetch=fetcher.fetch) as engine:
-        registry.open(engine)
-        transport = httpx.ASGITransport(Application(registry))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with serving_in_memory(model or LetterModel(BOTH_LANES), fetch=fetcher.fetch) as served:
+        async with served.client() as client:
             yield client
+        admission = served.engine.statistics().admission
+        assert (admission.requests, admission.items, admission.tokens) == (0, 0, 0)
+        await until(lambda: completer(served.engine).fetching == 0)
 
 
 def vectors(response: httpx.Response) -> list[list[float]]:
@@ -66,7 +66,7 @@ def vectors(response: httpx.Response) -> list[list[float]]:
 
 @pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
 async def test_images_and_texts_may_come_together_in_json_and_in_forms(route: str) -> None:
-    async with origin() as host, served() as client:
+    async with origin() as host, image_client() as client:
         host.pages["/"] = answer(b"dog")
         inputs = [{"image": SENT}, {"text": "a"}, {"image": host.url()}, {"image": f"data:image/png;base64,{SENT}"}]
         objects = await client.post(route, json={"input": inputs})
@@ -78,7 +78,7 @@ async def test_images_and_texts_may_come_together_in_json_and_in_forms(route: st
 
 
 async def test_documents_may_be_images_that_are_fetched() -> None:
-    async with origin() as host, served() as client:
+    async with origin() as host, image_client() as client:
         host.pages["/"] = answer(b"dog")
         documents = [{"image": host.url()}, "cat", {"content": [{"type": "image_url", "image_url": SENT_URL}]}]
         response = await client.post("/rerank", json={"query": "cat", "documents": documents})
@@ -92,14 +92,14 @@ SENT_URL = f"data:image/png;base64,{SENT}"
 async def test_a_large_image_reaches_the_model_as_it_was_sent() -> None:
     letters = "ab" * 40_000
     model = LetterModel(BOTH_LANES)
-    async with served(model) as client:
+    async with image_client(model) as client:
         sent = base64.b64encode(letters.encode()).decode()
         response = await client.post("/v1/embeddings", json={"input": [{"image": sent}, {"text": "a"}]})
     assert vectors(response) == [expected(letters).tolist(), expected("a").tolist()]
 
 
 async def test_a_file_is_read_from_the_folder_that_is_open_and_from_nowhere_else(tmp_path: Path) -> None:
-    async with served(allow_media_path=str(Path(__file__).parent)) as client:
+    async with image_client(allow_media_path=str(Path(__file__).parent)) as client:
         inside = await client.post("/v1/embeddings", json={"input": {"image": Path(__file__).as_uri()}})
         outside = await client.post("/v1/embeddings", json={"input": {"image": (tmp_path / "a").as_uri()}})
     assert inside.status_code == 200, inside.text
@@ -116,7 +116,7 @@ async def test_a_disk_that_does_not_answer_fails_the_request_that_names_it_and_n
         return b"cat"
 
     try:
-        async with served(read=read, allow_media_path="/", media_limit=2, media_timeout_s=0.5) as client:
+        async with image_client(read=read, allow_media_path="/", media_limit=2, media_timeout_s=0.5) as client:
             inputs = [{"image": "file:///a.png"}, {"image": "file:///hung.png"}]
             hung = await client.post("/v1/embeddings", json={"input": inputs})
             error = hung.json()["error"]
@@ -151,6 +151,6 @@ async def test_the_engine_is_told_how_many_images_the_bytes_of_a_request_show(
     monkeypatch.setattr(Engine, "overload", watched_overload)
     monkeypatch.setattr(Engine, "submit", watched_submit)
     monkeypatch.setattr(Engine, "expects_rejections", True)
-    async with serving(opens(lambda: engine_on(LetterModel(BOTH_LANES)))) as served, served.client() as client:
+    async with serving(LetterModel(BOTH_LANES)) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": given}, headers=headers)
     assert told == [("overload", images), ("submit", images)]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import engine_on
+from tests.servers.in_memory import serving_in_memory
 from tests.support.cards import CARD, CLASSIFIER
 from tests.support.model import LetterModel, expected
 
@@ -24,22 +18,13 @@ pytestmark = [
 ]
 
 
-@asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Two models of vectors, and one of scores."""
-    models = (LetterModel(), LetterModel(replace(CARD, name="other")), LetterModel(replace(CLASSIFIER, name="scorer")))
-    async with AsyncExitStack() as stack:
-        registry = EngineRegistry()
-        engines = [await stack.enter_async_context(engine_on(model)(EngineConfig(**settings))) for model in models]
-        registry.open(*engines)
-        transport = httpx.ASGITransport(Application(registry))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
+MODELS = (LetterModel(), LetterModel(replace(CARD, name="other")), LetterModel(replace(CLASSIFIER, name="scorer")))
+"""Two models of vectors, and one of scores."""
 
 
 @pytest.mark.parametrize(("name", "served_by"), [("other", "other"), ("letters", "letters")])
 async def test_a_request_goes_to_the_model_that_it_names(name: str, served_by: str) -> None:
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         answer = (await client.post("/v1/embeddings", json={"model": name, "input": "abc"})).json()
         models = (await client.get("/stages")).json()["models"]
     assert answer["model"] == served_by
@@ -52,7 +37,7 @@ async def test_a_request_goes_to_the_model_that_it_names(name: str, served_by: s
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/v2/embed", "/score", "/tokenize", "/pooling"])
 async def test_a_request_that_could_mean_several_models_is_told_of_them(path: str) -> None:
     fields = {"input": "a", "inputs": "a", "texts": ["a"], "queries": "a", "documents": "b", "prompt": "a"}
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         response = await client.post(path, json=fields)
     said = response.json()["error"] if path == "/embed" else response.json()["error"]["message"]
     assert response.status_code == (422 if path == "/embed" else 400)
@@ -62,7 +47,7 @@ async def test_a_request_that_could_mean_several_models_is_told_of_them(path: st
 
 
 async def test_a_request_that_names_none_goes_to_the_only_one_that_can_do_its_task() -> None:
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         by_task = await client.post("/classify", json={"input": "abc"})
         by_name = await client.post("/classify", json={"input": "abc", "model": "other"})
     assert (by_task.status_code, by_task.json()["model"]) == (200, "scorer")
@@ -76,7 +61,7 @@ async def test_a_model_that_is_not_there_is_404_on_every_route() -> None:
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [97]},
     }
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         for path, body in bodies.items():
             answer = await client.post(path, json=body | {"model": "nobody"})
             assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model"), path
@@ -84,7 +69,7 @@ async def test_a_model_that_is_not_there_is_404_on_every_route() -> None:
 
 
 async def test_a_body_that_names_no_model_because_it_cannot_be_read_is_rejected_as_ever() -> None:
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         for body in (b"{", b'{"model": 7, "input": "a"}', b"\xff", b'{"input": "' + b"a" * 100_000):
             answer = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
             assert answer.status_code == 400, body[:20]
@@ -92,7 +77,7 @@ async def test_a_body_that_names_no_model_because_it_cannot_be_read_is_rejected_
 
 async def test_what_is_served_is_listed_and_counted_by_model(nothing_blocks_the_event_loop: BlockBuster) -> None:
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
-    async with served() as client:
+    async with serving_in_memory(*MODELS) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"model": "other", "input": "abc"})
         listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
         ready = (await client.get("/ready")).json()

@@ -13,7 +13,6 @@ import jsonschema_rs
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import TEI_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
@@ -27,10 +26,10 @@ from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.status import TABLE
 from staged_pool.api.wire.dialects.invocations import candidates
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.open import open_engines
-from tests.api.serving import engine_on
 from tests.models.tiny import build
+from tests.servers.engines import engine_on
+from tests.servers.in_memory import InMemory, serving_in_memory
+from tests.servers.tiny_models import tiny
 from tests.support.cards import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
 from tests.support.model import LetterModel
 
@@ -50,11 +49,6 @@ def models_may_load(nothing_blocks_the_event_loop: BlockBuster) -> None:
 
 def described(**config: Any) -> Any:
     return json.loads(document(list(OPERATIONS), ServerConfig(**config)))
-
-
-def client_of(registry: EngineRegistry, **config: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(Application(registry, config=ServerConfig(**config)))
-    return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
 def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
@@ -170,10 +164,10 @@ def test_names_of_operations_are_unique() -> None:
     ],
 )
 async def test_only_routes_that_the_models_have_are_described(card: Any, there: set[str], not_there: set[str]) -> None:
-    registry = EngineRegistry()
-    async with engine_on(LetterModel(card))(EngineConfig()) as engine, client_of(registry) as client:
+    served = InMemory()
+    async with engine_on(LetterModel(card)) as engine, served.client() as client:
         assert (await client.get("/openapi.json")).status_code == 503
-        registry.open(engine)
+        served.registry.open(engine)
         paths = set((await client.get("/openapi.json")).json()["paths"])
     assert there <= paths
     assert not not_there & paths
@@ -189,10 +183,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 async def test_every_example_is_answered_as_described_by_real_models(folders: list[Path]) -> None:
     seen: set[str] = set()
     for folder in folders:
-        registry = EngineRegistry()
-        async with open_engines([EngineConfig(model=str(folder), dtype="float32")]) as engines:
-            registry.open(*engines.values())
-            async with client_of(registry) as client:
+        async with serving_in_memory(tiny(folder)) as served:
+            async with served.client() as client:
                 whole = (await client.get("/openapi.json")).json()
                 for path, method, operation in operations(whole):
                     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
@@ -200,7 +192,7 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
                     for example in examples:
                         if content:
                             _validate(whole, content["schema"], example)
-                        model = registry.engines[0].card.name
+                        model = served.engine.card.name
                         response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
                         assert response.status_code == succeeded, (path, example, response.text)
@@ -243,15 +235,12 @@ def test_a_page_needs_nothing_but_this_server(path: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is_needed(path: str) -> None:
-    async with client_of(EngineRegistry()) as client:
+    async with InMemory().client() as client:
         page = await client.get(path)
     assert (page.status_code, page.content) == (200, PAGES[path].body)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    application = Application(EngineRegistry(), config=ServerConfig(api_keys=("key",)))
-    problem = application.front_door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
-    assert problem is not None
-    transport = httpx.ASGITransport(application.answering_with(problem))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    served = InMemory(ServerConfig(api_keys=("key",)))
+    async with served.client(served.behind_the_door) as client:
         locked = await client.get(path)
         other = await client.get("/v1/models")
     assert (locked.status_code, locked.content) == (401, PAGES[path].body)

@@ -10,7 +10,8 @@ import pytest
 from blockbuster import BlockBuster
 
 from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import engine_on, post, serving
+from tests.servers.byte_client import post
+from tests.servers.on_socket import serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -40,7 +41,7 @@ async def metrics(client: httpx.AsyncClient, name: str) -> dict[str, float]:
 async def test_keys_and_salts_have_results_of_their_own(shared: bool) -> None:
     keys = ("the-first-key", "the-second-key")
     config = EngineConfig(result_cache_mb=1, share_between_tenants=shared)
-    async with serving(engine_on(LetterModel()), engine=config, api_keys=keys) as served, served.client() as client:
+    async with serving(engine=config, api_keys=keys) as served, served.client() as client:
         for key in keys * 2:
             for salt in (None, "pepper"):
                 body = {"input": "same"} | ({"cache_salt": salt} if salt else {})
@@ -55,7 +56,7 @@ async def test_clients_that_ask_for_the_same_at_once_share_a_forward() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
     answers: dict[str, httpx.Response] = {}
-    async with serving(engine_on(model)) as served, served.client() as client, anyio.create_task_group() as tasks:
+    async with serving(model) as served, served.client() as client, anyio.create_task_group() as tasks:
 
         async def ask(name: str, path: str, body: dict[str, Any]) -> None:
             answers[name] = await client.post(path, json=body)
@@ -83,7 +84,7 @@ async def test_a_client_that_vanishes_takes_no_other_along() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
     answers: list[httpx.Response] = []
-    async with serving(engine_on(model)) as served, served.client() as client, anyio.create_task_group() as tasks:
+    async with serving(model) as served, served.client() as client, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
             answers.append(await client.post("/v1/embeddings", json={"input": "same"}))
@@ -102,7 +103,7 @@ async def test_a_client_that_vanishes_takes_no_other_along() -> None:
 
 async def test_the_cache_of_results_is_seen_and_can_be_emptied() -> None:
     model = LetterModel()
-    async with serving(engine_on(model), engine=EngineConfig(result_cache_mb=1)) as served, served.client() as client:
+    async with serving(model, engine=EngineConfig(result_cache_mb=1)) as served, served.client() as client:
         first = await client.post("/v1/embeddings", json={"input": ["one", "two"]})
         again = await client.post("/v1/embeddings", json={"input": ["two", "one"]})
         assert vectors(again) == vectors(first)[::-1]
@@ -126,6 +127,6 @@ async def test_the_cache_of_results_is_seen_and_can_be_emptied() -> None:
 
 
 async def test_a_server_that_keeps_no_results_speaks_of_no_cache() -> None:
-    async with serving(engine_on(LetterModel())) as served, served.client() as client:
+    async with serving() as served, served.client() as client:
         assert (await client.get("/stages")).json()["models"]["letters"]["result_cache"] is None
         assert await metrics(client, "result_cache") == {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +14,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import ArrayLike, NDArray
 
 import staged_pool
-from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.status import Problem
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
-from tests.api.serving import engine_on
+from tests.servers.in_memory import serving_in_memory
 from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
 from tests.support.gates import Gate
 from tests.support.model import (
@@ -47,18 +43,8 @@ RERANK_ROUTES = ["/rerank", "/v1/rerank", "/v2/rerank"]
 CHAT = [{"role": "user", "content": "hi"}]
 
 
-@asynccontextmanager
-async def served(model: LetterModel, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    registry = EngineRegistry()
-    async with engine_on(model)(EngineConfig(**settings)) as engine:
-        registry.open(engine)
-        transport = httpx.ASGITransport(Application(registry))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
-
-
 async def ask(card: ModelCard, route: str, **body: Any) -> httpx.Response:
-    async with served(LetterModel(card)) as client:
+    async with serving_in_memory(LetterModel(card)) as served, served.client() as client:
         return await client.post(route, json=body, headers={"x-request-id": "r"})
 
 
@@ -159,7 +145,7 @@ async def test_pooling_gives_sparse_vectors() -> None:
 
 async def test_pooling_gives_several_outputs_of_one_forward_by_name() -> None:
     model = LetterModel(EMBEDDER)
-    async with served(model) as client:
+    async with serving_in_memory(model) as served, served.client() as client:
         response = await client.post("/pooling", json={"input": ["ab"], "task": ["embed", "sparse", "token_embed"]})
     [item] = response.json()["data"]
     assert set(item["data"]) == {"embed", "sparse", "token_embed"}
@@ -236,7 +222,7 @@ async def test_a_bi_encoder_scores_by_the_cosine_of_its_vectors() -> None:
 
 async def test_a_long_document_is_cut_by_default_and_never_rejected() -> None:
     model = LetterModel(CROSS_ENCODER)
-    async with served(model) as client:
+    async with serving_in_memory(model) as served, served.client() as client:
         response = await client.post("/score", json={"queries": "a", "documents": "a" * 10_000})
     assert response.status_code == 200
     assert response.json()["usage"]["prompt_tokens"] == CARD.max_tokens
@@ -248,7 +234,7 @@ async def test_a_long_document_is_cut_by_default_and_never_rejected() -> None:
 async def test_limits_and_the_instruction_reach_the_model() -> None:
     model = LetterModel(CROSS_ENCODER)
     extras = {"max_tokens_per_query": 5, "max_tokens_per_doc": 0, "instruction": "find", "truncate_prompt_tokens": 9}
-    async with served(model) as client:
+    async with serving_in_memory(model) as served, served.client() as client:
         await client.post("/rerank", json={"query": "a", "documents": ["b"], **extras})
     wanted = PairInput(first="a", second="b", max_tokens=9, max_first_tokens=5, instruction="find")
     assert [given.source for given in model.given] == [wanted]
@@ -303,15 +289,9 @@ async def test_pooling_for_what_the_model_does_not_give_is_answered_400() -> Non
 
 
 async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
-    registry = EngineRegistry()
     others = replace(CLASSIFIER, name="others")
-    async with (
-        engine_on(LetterModel(EMBEDDER))(EngineConfig()) as one,
-        engine_on(LetterModel(others))(EngineConfig()) as two,
-    ):
-        registry.open(one, two)
-        transport = httpx.ASGITransport(Application(registry))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with serving_in_memory(LetterModel(EMBEDDER), LetterModel(others)) as served:
+        async with served.client() as client:
             wrong = await client.post("/v1/embeddings", json={"input": "a", "model": "others"})
             right = await client.post("/predict", json={"inputs": "a"})
             absent = await client.post("/classify_tokens", json={"input": "a", "model": "others"})
@@ -398,23 +378,21 @@ async def test_every_task_names_a_missing_field(route: str) -> None:
 
 @pytest.mark.parametrize("route", TASKS)
 async def test_under_overload_every_task_is_rejected_before_its_body_is_read(route: str) -> None:
-    gate, registry = Gate(), EngineRegistry()
+    gate = Gate()
     card = replace(BODIES[route][0], outputs=(*Output,))
-    async with engine_on(LetterModel(card, on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
-        registry.open(engine)
-        application = Application(registry)
+    async with serving_in_memory(LetterModel(card, on_preprocess=gate), engine=EngineConfig(max_requests=1)) as served:
+        front_door = served.application.front_door
 
         def decide(path: str) -> object:
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-            assert application.front_door.reject(scope) is None
-            return application.front_door.decide(scope, b"0123456789")
+            assert front_door.reject(scope) is None
+            return front_door.decide(scope, b"0123456789")
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.embed, "a")
+            tasks.start_soon(served.engine.embed, "a")
             await gate.arrived()
             assert decide(route) is None, "nobody was rejected so far"
-            transport = httpx.ASGITransport(application)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with served.client() as client:
                 assert (await client.post(route, json=BODIES[route][1])).status_code == 429
             problem, other = decide(route), decide("/v1/models")
             gate.open()
@@ -437,7 +415,7 @@ async def test_pooling_gives_the_scores_of_each_token() -> None:
 
 
 async def test_tokens_become_a_text_again() -> None:
-    async with served(LetterModel()) as client:
+    async with serving_in_memory() as served, served.client() as client:
         tokens = (await client.post("/tokenize", json={"prompt": "añ"})).json()["tokens"]
         back = await client.post("/detokenize", json={"tokens": tokens})
         nothing = await client.post("/detokenize", json={"tokens": []})
@@ -451,7 +429,7 @@ async def test_tokens_become_a_text_again() -> None:
 
 async def test_large_bodies_of_tokens_are_read_off_the_event_loop() -> None:
     text = "ab" * 20_000
-    async with served(LetterModel()) as client:
+    async with serving_in_memory() as served, served.client() as client:
         tokens = (await client.post("/tokenize", json={"prompt": text})).json()["tokens"]
         back = await client.post("/detokenize", json={"tokens": tokens})
         wrong = await client.post("/detokenize", json={"tokens": [*tokens, -1]})
@@ -465,7 +443,7 @@ async def test_of_the_name_of_an_unknown_model_little_is_repeated_and_in_one_lin
 
 
 async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() -> None:
-    async with served(LetterModel()) as client:
+    async with serving_in_memory() as served, served.client() as client:
         usual = await client.post("/tokenize", json={"messages": CHAT, "return_token_strs": True})
         without = await client.post("/tokenize", json={"messages": CHAT, "add_generation_prompt": False})
     assert "".join(usual.json()["token_strs"]) == "<user>hi<assistant>"
@@ -474,7 +452,7 @@ async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() ->
 
 async def test_requests_in_the_format_of_text_embeddings_inference_get_no_lines() -> None:
     wants_lines = {"accept": "application/x-ndjson"}
-    async with served(LetterModel(CROSS_ENCODER)) as client:
+    async with serving_in_memory(LetterModel(CROSS_ENCODER)) as served, served.client() as client:
         theirs = await client.post("/rerank", json={"query": "a", "texts": ["ax", "b"]}, headers=wants_lines)
         wrong = await client.post("/rerank", json={"query": "a", "texts": []}, headers=wants_lines)
     assert (theirs.status_code, theirs.headers["content-type"]) == (200, "application/json")
@@ -483,7 +461,7 @@ async def test_requests_in_the_format_of_text_embeddings_inference_get_no_lines(
 
 
 async def test_the_list_of_models_says_what_the_model_gives() -> None:
-    async with served(LetterModel(CLASSIFIER)) as client:
+    async with serving_in_memory(LetterModel(CLASSIFIER)) as served, served.client() as client:
         [model] = (await client.get("/v1/models")).json()["data"]
     assert model["permission"] == []  # of vLLM's list; here a key opens everything or nothing
     facts = model["staged_pool"]
@@ -491,20 +469,24 @@ async def test_the_list_of_models_says_what_the_model_gives() -> None:
 
 
 async def test_the_version_is_that_of_the_package() -> None:
-    async with served(LetterModel()) as client:
+    async with serving_in_memory() as served, served.client() as client:
         assert (await client.get("/version")).json() == {"version": staged_pool.__version__}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_ping_is_health(method: str) -> None:
-    async with served(LetterModel()) as client:
+    async with serving_in_memory() as served, served.client() as client:
         response = await client.request(method, "/ping")
     assert (response.status_code, [*response.json()]) == (200, ["unix"])
 
 
 async def test_load_is_the_number_of_requests_in_flight() -> None:
     gate = Gate()
-    async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
+    async with (
+        serving_in_memory(LetterModel(on_preprocess=gate)) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
         empty = await client.get("/load")
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
@@ -514,7 +496,7 @@ async def test_load_is_the_number_of_requests_in_flight() -> None:
 
 
 async def test_more_ids_than_preprocess_holds_become_no_text() -> None:
-    async with served(LetterModel(), waiting_tokens=100) as client:
+    async with serving_in_memory(engine=EngineConfig(waiting_tokens=100)) as served, served.client() as client:
         most = LetterModel().card.max_tokens
         enough = await client.post("/detokenize", json={"tokens": [97] * max(100, most)})
         more = await client.post("/detokenize", json={"tokens": [97] * (max(100, most) + 1)})
@@ -535,7 +517,7 @@ DENSE = b'{"%s":[' + b",".join([b"[]"] * 200_000) + b"]}"
     ],
 )  # fmt: skip
 async def test_a_body_of_more_values_than_a_request_has_is_not_decoded(path: str, field: bytes) -> None:
-    async with served(LetterModel(), max_request_items=1) as client:
+    async with serving_in_memory(engine=EngineConfig(max_request_items=1)) as served, served.client() as client:
         answered = await client.post(path, content=DENSE % field, headers={"content-type": "application/json"})
     assert answered.status_code == 413
     assert ("lists, objects, fields and texts" in answered.text) is (path != "/api/show")
@@ -544,7 +526,7 @@ async def test_a_body_of_more_values_than_a_request_has_is_not_decoded(path: str
 async def test_inputs_are_counted_before_anything_is_made_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr("staged_pool.api.wire.inputs.TextInput", lambda *args, **fields: made.append(args))
-    async with served(LetterModel(), max_request_items=2) as client:
+    async with serving_in_memory(engine=EngineConfig(max_request_items=2)) as served, served.client() as client:
         error = error_of(await client.post("/v1/embeddings", json={"input": ["a", "b", "c"]}), 413)
     assert error["message"] == "The request has 3 inputs; at most 2 are accepted."
     assert error["param"] == "input"

@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 
 from staged_pool.client import AsyncClient, Client
-from tests.api.serving import engine_on, serving
+from tests.servers.on_socket import serving
 from tests.support.cards import CLASSIFIER, CROSS_ENCODER, LABELS
 from tests.support.model import LetterModel, pair_logit
 
@@ -46,7 +46,7 @@ RERANKS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), RERANKS)
 async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any]) -> None:
     async with (
-        serving(engine_on(reranker())) as served,
+        serving(reranker()) as served,
         served.client() as client,
     ):
         answer = (await client.post(path, json=body)).json()
@@ -58,7 +58,7 @@ async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any
 @pytest.mark.parametrize("shift", [20.0, 40.0, -150.0, -800.0])
 async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
     """Its client sorts by the scores: all 1 in float32, and in doubles from a logit of 37."""
-    async with serving(engine_on(reranker(shift))) as served, served.client() as client:
+    async with serving(reranker(shift)) as served, served.client() as client:
         body = {"query": QUERY, "documents": DOCUMENTS, "property": ""}
         rows = (await client.post("/rerank", json=body)).json()["scores"]
         assert [row["document"] for row in rows] == DOCUMENTS
@@ -69,7 +69,7 @@ async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
 
 
 async def test_weaviates_scores_of_two_requests_compare() -> None:
-    async with serving(engine_on(reranker(20.0))) as served, served.client() as client:
+    async with serving(reranker(20.0)) as served, served.client() as client:
         found = []
         for documents in (DOCUMENTS[:3], DOCUMENTS[3:]):
             answer = await client.post("/rerank", json={"query": QUERY, "documents": documents, "property": ""})
@@ -79,7 +79,7 @@ async def test_weaviates_scores_of_two_requests_compare() -> None:
 
 @pytest.mark.parametrize("shift", [40.0, -150.0])
 async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
-    async with serving(engine_on(reranker(shift))) as served, served.client() as client:
+    async with serving(reranker(shift)) as served, served.client() as client:
         body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
         answer = (await client.post("/rerank", json=body)).json()
         assert [row["index"] for row in answer["results"]] == BEST_FIRST[:2]
@@ -89,7 +89,7 @@ async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 64])
 async def test_both_clients_rank_by_logits_also_across_batches(batch: int) -> None:
-    async with serving(engine_on(reranker())) as served:
+    async with serving(reranker()) as served:
         url = f"http://127.0.0.1:{served.port}"
         async with AsyncClient(url, batch_items=batch) as client:
             found = await client.rerank(QUERY, DOCUMENTS)
@@ -105,7 +105,7 @@ async def test_both_clients_rank_by_logits_also_across_batches(batch: int) -> No
 
 async def test_scores_show_their_logits_only_where_they_are_asked_for() -> None:
     async with (
-        serving(engine_on(reranker())) as served,
+        serving(reranker()) as served,
         served.client() as client,
     ):
         ask = partial(client.post, "/score")
@@ -121,7 +121,7 @@ async def test_scores_show_their_logits_only_where_they_are_asked_for() -> None:
 async def test_labels_are_ordered_by_logits() -> None:
     """Sigmoids of all three are 1; the order of labels is not that of logits."""
     model = LetterModel(replace(CLASSIFIER, activation="sigmoid"), logit_shift=SATURATED)
-    async with serving(engine_on(model)) as served, served.client() as client:
+    async with serving(model) as served, served.client() as client:
         text = "abbccc"  # logits 41, 42, 43
         answer = (await client.post("/classify", json={"input": text})).json()["data"][0]
         assert answer["probs"] == [1.0, 1.0, 1.0]

@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from staged_pool.api import status
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages import errors
-from tests.api.serving import engine_on, post, serving
+from tests.servers.byte_client import post
+from tests.servers.in_memory import InMemory, serving_in_memory
+from tests.servers.on_socket import serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -57,30 +57,26 @@ def test_every_kind_of_error_has_one() -> None:
         assert body.split(b'"error_type":"')[1][:-2].decode() in TYPES
 
 
-async def ask(registry: EngineRegistry, path: str, body: Any, **headers: str) -> httpx.Response:
-    transport = httpx.ASGITransport(Application(registry))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+async def ask(served: InMemory, path: str, body: Any, **headers: str) -> httpx.Response:
+    async with served.client() as client:
         return await client.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
 
 
 async def test_a_model_that_fails_on_an_input_is_a_backend_error() -> None:
-    registry = EngineRegistry()
-    async with engine_on(LetterModel())(EngineConfig()) as engine:
-        registry.open(engine)
-        response = await ask(registry, "/embed", {"inputs": ["a", "NaN"]})
+    async with serving_in_memory() as served:
+        response = await ask(served, "/embed", {"inputs": ["a", "NaN"]})
     assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
 
 
 async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded() -> None:
-    gate, registry = Gate(), EngineRegistry()
-    loading = await ask(registry, "/embed", {"inputs": "a"})
-    async with engine_on(LetterModel(on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
-        registry.open(engine)
+    gate = Gate()
+    loading = await ask(InMemory(), "/embed", {"inputs": "a"})
+    async with serving_in_memory(LetterModel(on_preprocess=gate), engine=EngineConfig(max_requests=1)) as served:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.embed, "a")
+            tasks.start_soon(served.engine.embed, "a")
             await gate.arrived()
-            full = await ask(registry, "/embed", {"inputs": "a"})
-            other = await ask(registry, "/v1/embeddings", {"input": "a"})
+            full = await ask(served, "/embed", {"inputs": "a"})
+            other = await ask(served, "/v1/embeddings", {"input": "a"})
             gate.open()
     assert (loading.status_code, loading.json()["error_type"]) == (503, "Unhealthy")
     assert (full.status_code, full.json()["error_type"]) == (429, "Overloaded")
@@ -90,11 +86,10 @@ async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded(
 
 
 async def test_a_deadline_that_passes_is_504_in_both_shapes() -> None:
-    gate, registry = Gate(), EngineRegistry()
-    async with engine_on(LetterModel(on_forward=gate))(EngineConfig()) as engine:
-        registry.open(engine)
-        theirs = await ask(registry, "/embed", {"inputs": "a"}, x_request_timeout="0.1")
-        ours = await ask(registry, "/v2/embed", {"texts": ["a"]}, x_request_timeout="0.1")
+    gate = Gate()
+    async with serving_in_memory(LetterModel(on_forward=gate)) as served:
+        theirs = await ask(served, "/embed", {"inputs": "a"}, x_request_timeout="0.1")
+        ours = await ask(served, "/v2/embed", {"texts": ["a"]}, x_request_timeout="0.1")
         gate.open()
     assert (theirs.status_code, set(theirs.json())) == (504, {"error", "error_type"})
     assert (ours.status_code, ours.json()["error"]["type"]) == (504, "TimeoutError")
@@ -112,7 +107,7 @@ async def test_a_deadline_that_passes_is_504_in_both_shapes() -> None:
 )
 async def test_a_client_of_any_route_who_leaves_frees_its_room(path: str, body: bytes) -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate))) as served:
+    async with serving(LetterModel(on_preprocess=gate)) as served:
         async with await served.connect() as stream:
             await stream.send(post(body, path=path))
             await gate.arrived()
@@ -126,7 +121,7 @@ async def test_a_client_of_any_route_who_leaves_frees_its_room(path: str, body: 
 
 @pytest.mark.parametrize("path", ["/embed", "/predict", "/v1/embeddings"])
 async def test_a_body_that_is_too_large_is_told_in_the_words_of_the_route(path: str) -> None:
-    async with serving(engine_on(LetterModel()), body_limit_bytes=1000) as served:
+    async with serving(body_limit_bytes=1000) as served:
         async with served.client() as client:
             response = await client.post(path, json={"inputs": "a" * 2000})
     assert response.status_code == 413

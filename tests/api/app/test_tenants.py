@@ -19,7 +19,8 @@ from staged_pool.api.keys import TENANT, Keys
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.scheduling.entries import Priority
-from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
+from tests.servers.byte_client import post, read_answer, statuses
+from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -70,7 +71,7 @@ async def callers(waiting_tokens: int = 10_000, **config: Any) -> AsyncIterator[
     gate = Gate()
     model = LetterModel(on_forward=gate)
     engine = EngineConfig(coalesce=False, max_batch_items=1, max_batch_tokens=1, waiting_tokens=waiting_tokens)
-    async with serving(engine_on(model), engine=engine, **config) as served, anyio.create_task_group() as tasks:
+    async with serving(model, engine=engine, **config) as served, anyio.create_task_group() as tasks:
         yield Callers(served, tasks, gate, model)
 
 

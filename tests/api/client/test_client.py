@@ -17,7 +17,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import staged_pool
-from staged_pool.api.http.listener import bind, bind_unix
+from staged_pool.api.http.listener import bind
 from staged_pool.client import AsyncClient, BadAnswer, Client, ConnectionFailed, RetryPolicy, Unauthorized
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX, Image
@@ -31,8 +31,8 @@ from staged_pool.stages.errors import (
     UnknownModel,
     Unsupported,
 )
-from tests.api.serving import engine_on, serving
-from tests.api.tiny_server import TinyServer, tiny_server
+from tests.servers.on_socket import Served, serving
+from tests.servers.tiny_models import tiny_models
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -76,12 +76,12 @@ def blocking(request: pytest.FixtureRequest) -> bool:
 async def letters(
     model: LetterModel | None = None, *, engine: EngineConfig | None = None, **config: Any
 ) -> AsyncIterator[tuple[str, Any]]:
-    async with serving(engine_on(model or LetterModel()), engine=engine, **config) as served:
-        yield f"http://127.0.0.1:{served.port}", served
+    async with serving(model or LetterModel(), engine=engine, **config) as served:
+        yield served.url, served
 
 
 async def test_every_method_gives_what_the_engine_gives(blocking: bool, anyio_backend: object) -> None:
-    async with tiny_server() as server:
+    async with serving(*tiny_models()) as server:
         for settings in ({}, {"batch_items": 3, "concurrency": 2}):
             async with asking(blocking, server.url, **settings) as ask:
                 await check_vectors(ask, server)
@@ -91,7 +91,7 @@ async def test_every_method_gives_what_the_engine_gives(blocking: bool, anyio_ba
                 await check_the_rest(ask, server)
 
 
-async def check_vectors(ask: Ask, server: TinyServer) -> None:
+async def check_vectors(ask: Ask, server: Served) -> None:
     engine = server.engines["embedder"]
     ids = [(await engine.tokenize(text, add_special_tokens=False)).ids for text in TEXTS]
     every = ["dense", "sparse", "multi_vector"]
@@ -125,7 +125,7 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
             assert_allclose(some, others, atol=3e-6)
 
 
-async def check_scores(ask: Ask, server: TinyServer) -> None:
+async def check_scores(ask: Ask, server: Served) -> None:
     embedder, ranker = server.engines["embedder"], server.engines["ranker"]
     found = await ask("score", TEXTS[0], TEXTS, model="embedder")  # by the cosine
     assert_allclose(found.scores, (await embedder.score(TEXTS[0], TEXTS)).scores, atol=3e-6)
@@ -146,7 +146,7 @@ async def check_scores(ask: Ask, server: TinyServer) -> None:
     assert_allclose([one.score for one in best.ranking], [one.score for one in ranked.ranking], atol=3e-6)
 
 
-async def check_labels(ask: Ask, server: TinyServer) -> None:
+async def check_labels(ask: Ask, server: Served) -> None:
     engine = server.engines["classifier"]
     for inputs in (TEXTS, [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]):
         for activate in (True, False):
@@ -156,7 +156,7 @@ async def check_labels(ask: Ask, server: TinyServer) -> None:
             assert_allclose(found.scores, wanted.scores, atol=3e-6)
 
 
-async def check_tokens(ask: Ask, server: TinyServer) -> None:
+async def check_tokens(ask: Ask, server: Served) -> None:
     found = await ask("classify_tokens", TEXTS, aggregation="none")
     wanted = await server.engines["tagger"].classify_tokens(TEXTS, aggregation="none")
     assert any(wanted.entities)
@@ -168,7 +168,7 @@ async def check_tokens(ask: Ask, server: TinyServer) -> None:
         assert_allclose([one.score for one in some], [one.score for one in others], atol=3e-6)
 
 
-async def check_the_rest(ask: Ask, server: TinyServer) -> None:
+async def check_the_rest(ask: Ask, server: Served) -> None:
     engine = server.engines["embedder"]
     for special in (True, False):
         found = await ask("tokenize", TEXTS[0], add_special_tokens=special, model="embedder")
@@ -453,7 +453,7 @@ async def test_a_cancelled_call_leaves_nothing_on_the_server() -> None:
 async def test_a_server_that_was_started_again_is_found_again(blocking: bool, unused_port: int) -> None:
     async with asking(blocking, f"http://127.0.0.1:{unused_port}") as ask:
         for _ in range(2):
-            async with serving(engine_on(LetterModel()), listener=bind("127.0.0.1", unused_port)):
+            async with serving(listener=bind("127.0.0.1", unused_port)):
                 assert_array_equal((await ask("embed", "a")).embeddings, [expected("a")])
 
 
@@ -483,7 +483,7 @@ async def test_a_key_opens_the_server(blocking: bool) -> None:
 
 async def test_a_unix_socket_leads_to_the_server(blocking: bool, tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    async with serving(engine_on(LetterModel()), listener=bind_unix(path)):
+    async with serving(unix_socket=path):
         async with asking(blocking, "http://pool", unix_socket=path) as ask:
             assert_array_equal((await ask("embed", ["a", "b"])).embeddings, [expected("a"), expected("b")])
 

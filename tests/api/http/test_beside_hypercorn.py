@@ -21,8 +21,7 @@ from hypercorn.config import Config
 from staged_pool.api.asgi import Receive, Scope, Send
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.protocol.hypercorn_protocols import missing_names
-from tests.api.serving import NO_TLS, engine_on, serving
-from tests.support.model import LetterModel
+from tests.servers.on_socket import NO_TLS, serving
 
 pytestmark = pytest.mark.usefixtures("servers_may_import")
 
@@ -75,7 +74,7 @@ async def _ask(client: httpx.AsyncClient) -> None:
 async def test_a_hosts_own_hypercorn_app_works_before_while_and_after_a_server_of_ours_runs() -> None:
     async with _hosts_server() as host:
         await _ask(host)
-        async with serving(engine_on(LetterModel())) as served:
+        async with serving() as served:
             await _ask(host)
             await served.assert_alive()
             await _ask(host)
@@ -86,7 +85,7 @@ async def test_a_hosts_own_hypercorn_app_works_before_while_and_after_a_server_o
 
 @pytest.mark.anyio
 async def test_the_modules_of_hypercorn_are_as_it_made_them_after_a_server_of_ours_has_run() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         await served.assert_alive()
     for holder, name in (
         (hypercorn.protocol, "H11Protocol"),

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from staged_pool.api.http.protocol.bodies import INLINE_JOIN_BYTES
-from tests.api.serving import EMBED, opens, post, read_answer, serving, statuses
-from tests.runtime.images import engine_on
+from tests.servers.byte_client import EMBED, post, read_answer, statuses
+from tests.servers.on_socket import serving
 from tests.support.cards import BOTH_LANES
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -57,7 +57,7 @@ async def test_every_byte_of_an_image_arrives_and_the_connection_goes_on(size: i
     files: list[bytes] = []
     file = file_of(size)
     request = post(request_of(file))
-    async with serving(opens(lambda: engine_on(keeping(files)))) as served, await served.connect() as stream:
+    async with serving(keeping(files)) as served, await served.connect() as stream:
         for cuts in ((), (60,), (300, 70_000, size - 1)):
             await send_in_parts(stream, request, cuts)
             assert statuses(await read_answer(stream)) == [200]
@@ -69,7 +69,7 @@ async def test_every_byte_of_an_image_arrives_and_the_connection_goes_on(size: i
 async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_turn() -> None:
     files: list[bytes] = []
     file = file_of(600_000)
-    async with serving(opens(lambda: engine_on(keeping(files)))) as served, await served.connect() as stream:
+    async with serving(keeping(files)) as served, await served.connect() as stream:
         async with anyio.create_task_group() as sending:
             sending.start_soon(stream.send, post(request_of(file)) * 3 + EMBED)
             answers = b""
@@ -83,7 +83,7 @@ async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_t
 async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing_behind() -> None:
     files: list[bytes] = []
     request = post(request_of(file_of(600_000)))
-    async with serving(opens(lambda: engine_on(keeping(files)))) as served:
+    async with serving(keeping(files)) as served:
         for sent in (100, 200_000, len(request) - 1):
             async with await served.connect() as stream:
                 await stream.send(request[:sent])
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing
 
 async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_served_meanwhile() -> None:
     async with (
-        serving(opens(lambda: engine_on(keeping([]))), body_timeout_s=0.2) as served,
+        serving(keeping([]), body_timeout_s=0.2) as served,
         await served.connect() as stream,
     ):
         await stream.send(post(request_of(file_of(600_000)))[:300_000])
@@ -115,7 +115,7 @@ async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> Non
         for start in range(0, len(body), 100_000):
             yield body[start : start + 100_000]
 
-    async with serving(opens(lambda: engine_on(keeping(files)))) as served:
+    async with serving(keeping(files)) as served:
         json_type = {"content-type": "application/json"}
         async with served.client() as client:
             assert (await client.post("/v1/embeddings", content=chunks(), headers=json_type)).status_code == 200

@@ -15,8 +15,8 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from tests.api.serving import Served, engine_on, post, serving, statuses
-from tests.support.model import LetterModel
+from tests.servers.byte_client import post, statuses
+from tests.servers.on_socket import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
@@ -102,7 +102,7 @@ async def test_both_paths_answer_odd_requests_the_same(monkeypatch: pytest.Monke
     for has_fast_path in (True, False):
         if not has_fast_path:
             monkeypatch.setattr("staged_pool.api.http.server.FastPath", lambda *args: None)
-        async with serving(engine_on(LetterModel()), **limits) as served:
+        async with serving(**limits) as served:
 
             async def ask(requests: list[bytes], served: Served = served) -> None:
                 for request in requests:

@@ -20,9 +20,9 @@ from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.transports import Transport
 from staged_pool.api.http.trio_transport import TrioTransport
 from staged_pool.api.limits.server_state import ServerState
-from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
+from tests.servers.byte_client import EMBED, post, read_answer, read_to_end, statuses
+from tests.servers.on_socket import serving
 from tests.support.logs import captured_logs
-from tests.support.model import LetterModel
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
@@ -43,7 +43,7 @@ async def test_no_memory_for_a_body_is_answered_503_and_logged(
     def add(body: Body, chunk: bytes) -> None:
         raise MemoryError
 
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         with captured_logs() as logs, monkeypatch.context() as patched:
             patched.setattr(Body, "add", add)
             async with await served.connect() as stream:
@@ -69,7 +69,7 @@ async def test_no_memory_for_a_later_part_of_a_body_is_answered_503_and_logged(m
             raise MemoryError
         real(body, chunk)
 
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         with captured_logs() as logs, monkeypatch.context() as patched:
             patched.setattr(Body, "add", add)
             async with await served.connect() as stream:
@@ -139,7 +139,7 @@ UNFINISHED = {
 
 @pytest.mark.parametrize("sent", UNFINISHED.values(), ids=UNFINISHED)
 async def test_a_connection_that_makes_room_is_told_nothing(sent: bytes) -> None:
-    async with serving(engine_on(LetterModel()), max_connections=1) as served, await served.connect() as stream:
+    async with serving(max_connections=1) as served, await served.connect() as stream:
         if sent:
             await stream.send(sent)
         await until(lambda: served.server.state.connections == 1)

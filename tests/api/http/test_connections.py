@@ -24,15 +24,13 @@ import httpx
 import pytest
 import sniffio
 
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
 from staged_pool.api.http.connections import PIPELINED_BYTES
 from staged_pool.api.http.listener import bind
-from staged_pool.api.http.server import Server
 from staged_pool.api.http.transports import UNSENT_BYTES
 from staged_pool.api.limits.allowance import CLIENT_UNITS
-from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, read_to_end, statuses
+from tests.servers.on_socket import server_on, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -64,7 +62,7 @@ async def test_as_many_wait_in_the_kernel_as_when_it_was_bound() -> None:
     listener = bind("127.0.0.1", 0)
     with listener.dup() as same:
         before = may_wait(same)
-        async with serving(engine_on(LetterModel()), listener=listener) as served:
+        async with serving(listener=listener) as served:
             async with await served.connect() as stream:
                 await stream.send(EMBED)
                 assert statuses(await read_answer(stream)) == [200]
@@ -83,7 +81,7 @@ RESET_STREAM = (
 
 @pytest.mark.parametrize("sent", [b"", PREFACE, EMBED, PREFACE + PING, PREFACE + RESET_STREAM])
 async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_for_too_long(sent: bytes) -> None:
-    async with serving(engine_on(LetterModel()), keep_alive_s=0.05) as served:
+    async with serving(keep_alive_s=0.05) as served:
         stream = await served.connect()
         if sent:
             await stream.send(sent)
@@ -105,7 +103,7 @@ async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_fo
     ],
 )
 async def test_bytes_that_are_no_request_are_told_so(sent: bytes, status: int, said: str) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         head, _, body = (await served.talk(sent)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 %d " % status)
         assert b"connection: close" in head.lower()
@@ -115,7 +113,7 @@ async def test_bytes_that_are_no_request_are_told_so(sent: bytes, status: int, s
 
 
 async def test_http2_says_goodbye_to_an_idle_connection() -> None:
-    async with serving(engine_on(LetterModel()), keep_alive_s=0.05) as served:
+    async with serving(keep_alive_s=0.05) as served:
         received = await served.talk(PREFACE)
     frames = h2.connection.H2Connection()
     frames.initiate_connection()
@@ -124,7 +122,7 @@ async def test_http2_says_goodbye_to_an_idle_connection() -> None:
 
 @pytest.mark.parametrize("first", [b"", EMBED])
 async def test_a_head_that_comes_in_drops_is_cut_off(first: bytes) -> None:
-    async with serving(engine_on(LetterModel()), head_timeout_s=0.1) as served:
+    async with serving(head_timeout_s=0.1) as served:
         async with await served.connect() as stream:
             if first:
                 await stream.send(first)
@@ -140,7 +138,7 @@ async def test_a_head_that_comes_in_drops_is_cut_off(first: bytes) -> None:
 
 async def test_a_request_that_takes_long_is_not_idleness() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), keep_alive_s=0.05, head_timeout_s=0.05) as served:
+    async with serving(LetterModel(on_preprocess=gate), keep_alive_s=0.05, head_timeout_s=0.05) as served:
         async with await served.connect() as stream:
             await stream.send(EMBED)
             await gate.arrived()
@@ -168,7 +166,7 @@ def ask_without_reading(port: int, requests: bytes = LARGE) -> socket.socket:
 
 
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(small_buffers: socket.socket) -> None:
-    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
+    async with serving(listener=small_buffers, write_timeout_s=0.2) as served:
         with ask_without_reading(served.port):
             await until(lambda: served.server.state.requests == 1)
             await until(lambda: served.server.state.connections == 0)
@@ -177,7 +175,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off(small_buffers: 
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer(small_buffers: socket.socket) -> None:
-    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=1) as served:
+    async with serving(listener=small_buffers, write_timeout_s=1) as served:
         with ask_without_reading(served.port, LARGE * 5) as client:
             received, started = b"", anyio.current_time()
             while received.count(b"prompt_tokens_details") < 5:
@@ -191,7 +189,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(small_buffers: 
 async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_its_answer(
     small_buffers: socket.socket,
 ) -> None:
-    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
+    async with serving(listener=small_buffers, write_timeout_s=0.2) as served:
         with ask_without_reading(served.port) as client:
             await until(lambda: served.server.state.requests == 1)
             await anyio.wait_readable(client)
@@ -213,7 +211,7 @@ async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_i
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the kernel cannot be told")
 async def test_of_an_answer_that_nobody_reads_the_kernel_holds_little() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         with ask_without_reading(served.port, LARGE * 60):
             await until(lambda: bool(served.server.state.limit._members))
             [member] = served.server.state.limit._members
@@ -226,7 +224,7 @@ async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
     small_buffers: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("staged_pool.api.limits.server_state.GRACE_S", 0.1)
-    async with serving(engine_on(LetterModel()), listener=small_buffers) as served:
+    async with serving(listener=small_buffers) as served:
         client = ask_without_reading(served.port)
         await until(lambda: served.server.state.requests == 1)
         started = anyio.current_time()
@@ -235,7 +233,7 @@ async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
 
 
 async def test_an_http2_stream_whose_window_stays_shut_is_reset_and_the_others_go_on() -> None:
-    async with serving(engine_on(LetterModel()), write_timeout_s=0.2) as served:
+    async with serving(write_timeout_s=0.2) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             client.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
@@ -251,7 +249,7 @@ async def test_an_http2_stream_whose_window_stays_shut_is_reset_and_the_others_g
 
 
 async def test_one_connection_too_many_has_the_longest_idle_one_closed_which_is_counted() -> None:
-    async with serving(engine_on(LetterModel()), max_connections=2) as served:
+    async with serving(max_connections=2) as served:
         async with await served.connect() as first, await served.connect() as second:
             for stream in (first, second):
                 await stream.send(EMBED)
@@ -271,7 +269,7 @@ async def test_one_connection_too_many_has_the_longest_idle_one_closed_which_is_
 
 async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=3) as served:
+    async with serving(LetterModel(on_preprocess=gate), max_http_requests=3) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             for before, stream_id in enumerate((1, 3, 5)):
@@ -291,7 +289,7 @@ async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.
     monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)
     gate = Gate()
     most = number = 0
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:
+    async with serving(LetterModel(on_preprocess=gate), max_http_requests=50) as served:
         account = served.server.state.allowances.of(("127.0.0.1", 1))
         async with await served.connect() as stream:
             client = Http2(stream)
@@ -318,7 +316,7 @@ async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
             response = await client.post("/v1/embeddings", json={"input": "a"})
             answered += response.status_code == 200
 
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         limits = httpx.Limits(max_connections=1)
         async with served.client(http1=False, http2=True, limits=limits) as client:
             await client.get("/health")
@@ -333,7 +331,7 @@ async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
 
 
 async def test_a_client_that_may_send_its_body_is_told_so() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             await stream.send(post(b"", "expect: 100-continue", "content-length: 13"))
             assert statuses(await stream.receive()) == [100]
@@ -377,7 +375,7 @@ async def hold_the_loop(work: Callable[[], None]) -> None:
 @pytest.mark.parametrize("sent", [EMBED, GENERAL, EMBED + GENERAL])
 @pytest.mark.parametrize("begun", [0, 40])
 async def test_a_request_that_is_here_when_its_connections_time_is_over_is_answered(sent: bytes, begun: int) -> None:
-    async with serving(engine_on(LetterModel()), keep_alive_s=0.05, head_timeout_s=0.05) as served:
+    async with serving(keep_alive_s=0.05, head_timeout_s=0.05) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(EMBED)
             assert statuses(await read_of(client)) == [200]
@@ -400,7 +398,7 @@ async def test_a_request_that_is_here_when_its_connections_time_is_over_is_answe
 
 @pytest.mark.parametrize("sent", [GENERAL, EMBED])
 async def test_requests_sent_ahead_are_answered_however_late_the_event_loop_is(sent: bytes) -> None:
-    async with serving(engine_on(LetterModel()), keep_alive_s=0.001) as served:
+    async with serving(keep_alive_s=0.001) as served:
 
         async def be_late() -> None:
             while True:
@@ -420,7 +418,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_i
     first: bytes, at_once: bool
 ) -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+    async with serving(LetterModel(on_forward=gate)) as served:
         async with await served.connect() as stream:
             await stream.send(first + EMBED if at_once else first)
             await until(lambda: served.in_flight == 1)
@@ -437,7 +435,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_i
 async def test_what_is_pipelined_is_answered_in_its_order_however_it_is_cut(first: bytes) -> None:
     other = post(b'{"input":["b","c"]}')
     sent = first + other + GENERAL + other * 3
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         for cut in (1, len(first) - 1, len(first) + 1, len(first + other) + 30, len(sent) - 1):
             async with await served.connect() as stream:
                 await stream.send(sent[:cut])
@@ -454,7 +452,7 @@ async def test_what_is_pipelined_is_answered_in_its_order_however_it_is_cut(firs
 async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
     gate = Gate()
     large = post(b'{"input":"a"' + b" " * PIPELINED_BYTES + b"}")
-    async with serving(engine_on(LetterModel(on_forward=gate))) as served, await served.connect() as stream:
+    async with serving(LetterModel(on_forward=gate)) as served, await served.connect() as stream:
         await stream.send(EMBED)
         await until(lambda: served.in_flight == 1)
         async with anyio.create_task_group() as sending:
@@ -474,7 +472,7 @@ async def test_a_body_that_is_waited_for_takes_no_iteration(framing: str, monkey
     head = post(b"", framing)
     body = b" " * 999_999 + b"{"
     silent = list[anyio.abc.SocketStream]()
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         state = served.server.state
         async with AsyncExitStack() as stack:
             for _ in range(10):
@@ -498,7 +496,7 @@ async def test_a_server_that_is_cancelled_lets_its_connections_go() -> None:
     gate = Gate()
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = Server(ServerConfig(), [EngineConfig()], open_engines=only(engine_on(LetterModel(on_forward=gate))))
+    server = server_on(LetterModel(on_forward=gate))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
         await until(lambda: not server.registry.not_ready)

@@ -28,7 +28,8 @@ from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.scheduling.entries import Priority
-from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
+from tests.servers.byte_client import EMBED, post, read_answer
+from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -172,7 +173,7 @@ async def overloaded() -> AsyncIterator[Served]:
     """A server whose only place is taken by a request."""
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    async with serving(engine_on(model), engine=EngineConfig(max_requests=1)) as served:
+    async with serving(model, engine=EngineConfig(max_requests=1)) as served:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(served.engine.embed, "in flight")
             await until(lambda: served.in_flight == 1)
@@ -211,7 +212,7 @@ async def test_it_gives_the_same_rejection_as_the_usual_way_and_the_connection_g
 
 @pytest.mark.anyio
 async def test_it_answers_as_the_usual_way_does() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             answers = []
             for pieces in ([EMBED], [EMBED[:-1], EMBED[-1:]], [EMBED[:20], EMBED[20:]]):
@@ -262,7 +263,7 @@ async def test_the_first_request_that_is_unusual_has_a_protocol_made_for_its_con
 
     monkeypatch.setattr(connections, "Http1", Counted)
     counts = []
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         for asked in (EMBED, get("/health"), get("/health", UNUSUAL), EMBED, get("/health", UNUSUAL), EMBED):
             await stream.send(asked)
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 200 ")
@@ -278,7 +279,7 @@ async def test_what_is_asked_with_get_is_answered_as_the_usual_way_does(
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
     paths = [path for path, operations in OPERATIONS.items() if "GET" in operations]
     moving = {"/metrics", "/stages", "/models", "/health", "/ping"}
-    async with serving(engine_on(LetterModel()), api_keys=(key,) if key else ()) as served:
+    async with serving(api_keys=(key,) if key else ()) as served:
         for path in [*paths, "/", "/v1/embeddings", "/nowhere"]:
             async with await served.connect() as stream:
                 await stream.send(get(path, UNUSUAL))
@@ -300,7 +301,7 @@ async def test_that_it_is_alive_is_said_without_a_task(
 ) -> None:
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
     monkeypatch.delattr(Http1, "_create_stream")
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         with monkeypatch.context() as patch:
             patch.delattr(FastPath, "answer")
             for _ in range(3):
@@ -335,7 +336,7 @@ async def test_while_it_drains_it_is_alive_and_closes_its_connections() -> None:
 @pytest.mark.anyio
 async def test_a_rejection_that_stands_is_an_answer_of_its_own_each_time() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_forward=gate)), engine=EngineConfig(max_requests=1)) as served:
+    async with serving(LetterModel(on_forward=gate), engine=EngineConfig(max_requests=1)) as served:
         async with await served.connect() as first, await served.connect() as second:
             await first.send(EMBED)
             await until(lambda: served.in_flight == 1)
@@ -460,7 +461,7 @@ async def test_a_large_body_goes_it_too(size: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(Http1, "_create_stream")
     large = padded(size)
     cut = len(large) * 2 // 3
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             for pieces in ([large], [large[:cut], large[cut:-1], large[-1:]]):
                 for piece in pieces:
@@ -474,7 +475,7 @@ async def test_a_large_body_goes_it_too(size: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("begun", [200, 5000, READ_BYTES])
 async def test_nothing_of_the_next_request_is_taken_for_a_body(begun: int) -> None:
     both = padded(2 * READ_BYTES) + EMBED
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             await stream.send(both[:begun])
             await anyio.wait_all_tasks_blocked()
@@ -493,7 +494,7 @@ async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
     monkeypatch.setattr(connections, "FAST_BODY_S", timeout_s)
     monkeypatch.setattr(connections, "FAST_BODY_BYTES_PER_S", math.inf)
     large = padded(READ_BYTES)
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             for _ in range(2):
                 await stream.send(large[: READ_BYTES // 2])
@@ -505,7 +506,7 @@ async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
 
 @pytest.mark.anyio
 async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         for sent in (5000, READ_BYTES):
             async with await served.connect() as stream:
                 await stream.send(padded(2 * READ_BYTES)[:sent])
@@ -518,7 +519,7 @@ async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None
 @pytest.mark.anyio
 async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "FAST_BODY_S", math.inf)
-    async with serving(engine_on(LetterModel()), api_keys=("a-key-of-some-length",)) as served:
+    async with serving(api_keys=("a-key-of-some-length",)) as served:
         async with await served.connect() as stream:
             await stream.send(padded(2 * READ_BYTES)[:5000])
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 401")
@@ -527,7 +528,7 @@ async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.Monkey
 
 @pytest.mark.anyio
 async def test_a_body_that_there_is_no_room_for_is_rejected_as_ever() -> None:
-    async with serving(engine_on(LetterModel()), body_limit_bytes=100_000) as served:
+    async with serving(body_limit_bytes=100_000) as served:
         async with await served.connect() as stream:
             await stream.send(padded(READ_BYTES))
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 413")
@@ -537,7 +538,7 @@ async def test_a_body_that_there_is_no_room_for_is_rejected_as_ever() -> None:
 @pytest.mark.anyio
 async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+    async with serving(LetterModel(on_forward=gate)) as served:
         async with await served.connect() as stream:
             await stream.send(EMBED)
             await until(lambda: served.in_flight == 1)
@@ -550,7 +551,7 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
 @pytest.mark.anyio
 async def test_a_request_that_comes_too_early_waits_for_the_answer_of_the_one_before() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+    async with serving(LetterModel(on_forward=gate)) as served:
         async with await served.connect() as stream:
             await stream.send(EMBED)
             await until(lambda: served.in_flight == 1)

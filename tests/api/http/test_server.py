@@ -18,13 +18,13 @@ import pytest
 import trio
 import uvloop
 
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
-from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.needed import needs
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, read_to_end, statuses
+from tests.servers.on_socket import Served, server_on, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: Path) -> None:
     texts = ["a query", "a somewhat longer passage", ""]
     config = EngineConfig(model=str(tiny_folder), dtype="float32")
-    async with serving(engine=config) as served, served.client() as client:
+    async with serving(config) as served, served.client() as client:
         direct = await served.engine.embed(texts)
         floats = await client.post("/v1/embeddings", json={"input": texts})
         encoded = await client.post("/v1/embeddings", json={"input": texts, "encoding_format": "base64"})
@@ -74,7 +74,7 @@ async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: 
 async def test_a_bad_request_is_rejected_by_a_real_model_and_harms_nothing(
     body: bytes, status: int, message: str, tiny_folder: Path
 ) -> None:
-    async with serving(engine=EngineConfig(model=str(tiny_folder))) as served, served.client() as client:
+    async with serving(EngineConfig(model=str(tiny_folder))) as served, served.client() as client:
         response = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
         await served.assert_alive()
     assert response.status_code == status
@@ -88,7 +88,7 @@ async def test_a_bad_request_is_rejected_by_a_real_model_and_harms_nothing(
 )
 def test_its_host_need_not_have_begun_the_loop_with_anyio(run: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
     async def host() -> None:
-        async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+        async with serving() as served, await served.connect() as stream:
             await stream.send(EMBED)
             assert statuses(await read_answer(stream)) == [200]
 
@@ -101,7 +101,7 @@ async def test_http2_answers_like_http1() -> None:
     async def ask(client: httpx.AsyncClient, text: str) -> None:
         answers[text] = await client.post("/v1/embeddings", json={"input": text})
 
-    async with serving(engine_on(LetterModel())) as served, served.client(http1=False, http2=True) as client:
+    async with serving() as served, served.client(http1=False, http2=True) as client:
         async with anyio.create_task_group() as tasks:
             for text in ("a", "bb", "ccc"):
                 tasks.start_soon(ask, client, text)
@@ -128,7 +128,7 @@ async def test_a_rejected_connection_is_answered_and_closed(
     request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
-    async with serving(engine_on(LetterModel()), body_limit_bytes=50, body_timeout_s=0.1) as served:
+    async with serving(body_limit_bytes=50, body_timeout_s=0.1) as served:
         received = await served.talk(request_)
         await served.assert_alive()
     head, _, body = received.partition(b"\r\n\r\n")
@@ -138,7 +138,7 @@ async def test_a_rejected_connection_is_answered_and_closed(
 
 
 async def test_a_large_rejected_upload_still_sees_its_answer() -> None:
-    async with serving(engine_on(LetterModel()), body_limit_bytes=2**20) as served, served.client() as client:
+    async with serving(body_limit_bytes=2**20) as served, served.client() as client:
         response = await client.post("/v1/embeddings", content=b"x" * (20 * 2**20))
         await served.assert_alive()
     assert response.status_code == 413
@@ -146,7 +146,7 @@ async def test_a_large_rejected_upload_still_sees_its_answer() -> None:
 
 @pytest.mark.parametrize("path", ["/nothing", "/metrics"])
 async def test_a_body_that_nobody_reads_does_not_hold_the_connection(path: str) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         large = post(b"x" * 2**20, path=path)
         received = await served.talk(large + large + post(b"", "connection: close", path=path))
     assert len(statuses(received)) == 3
@@ -154,7 +154,7 @@ async def test_a_body_that_nobody_reads_does_not_hold_the_connection(path: str) 
 
 async def test_a_client_that_leaves_gives_its_room_back_while_its_work_still_runs() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate))) as served:
+    async with serving(LetterModel(on_preprocess=gate)) as served:
         stream = await served.connect()
         await stream.send(EMBED)
         await gate.arrived()
@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_gives_its_room_back_while_its_work_still_run
 
 
 async def test_nothing_remains_of_a_connection_that_its_client_closed() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         await served.assert_alive()
         tasks = len(anyio.get_running_tasks())
         for protocol in ({}, {"http1": False, "http2": True}):
@@ -177,7 +177,7 @@ async def test_nothing_remains_of_a_connection_that_its_client_closed() -> None:
 
 
 async def test_requests_on_one_connection_are_answered_one_after_the_other() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         received = await served.talk(EMBED * 3 + post(b'{"input":"a"}', "connection: close"))
     assert statuses(received) == [200] * 4
 
@@ -194,7 +194,7 @@ async def test_requests_on_one_connection_are_answered_one_after_the_other() -> 
     ],
 )
 async def test_a_malformed_http2_stream_costs_only_itself(bad: dict[str, Any]) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, **bad)
@@ -205,7 +205,7 @@ async def test_a_malformed_http2_stream_costs_only_itself(bad: dict[str, Any]) -
 
 async def test_http2_data_after_the_answer_costs_only_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.01)
-    async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served:
+    async with serving(body_limit_bytes=50) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, path=b"/v1/embeddings", body=b"x" * 51, ends=False)
@@ -218,7 +218,7 @@ async def test_http2_data_after_the_answer_costs_only_its_stream(monkeypatch: py
 
 
 async def test_an_unread_http2_stream_does_not_hold_the_others() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, path=b"/nothing", body=b"x", ends=False)
@@ -243,7 +243,7 @@ async def test_an_unread_http2_stream_does_not_hold_the_others() -> None:
     ids=["a TLS hello", "broken HTTP/2", "a websocket", "a broken upgrade", "two lengths"],
 )
 async def test_noise_does_not_end_the_server(noise: bytes) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as stream:
             await stream.send(noise)
             with anyio.move_on_after(0.2):
@@ -262,7 +262,7 @@ async def test_closing_finishes_what_is_in_flight_and_rejects_the_rest() -> None
         answers.append(await client.post("/v1/embeddings", json={"input": "a"}))
 
     model = LetterModel(on_preprocess=gate)
-    async with serving(engine_on(model)) as served, served.client() as client, anyio.create_task_group() as tasks:
+    async with serving(model) as served, served.client() as client, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, client)
         await gate.arrived()
         tasks.start_soon(served.server.close)
@@ -282,7 +282,7 @@ async def run_to_its_end(served: Server) -> None:
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
-    server = Server(ServerConfig(), [EngineConfig(model=str(tmp_path / "nothing"))])
+    server = server_on(EngineConfig(model=str(tmp_path / "nothing")))
     with pytest.raises(ConfigError, match="nothing"):
         await run_to_its_end(server)
     assert server.registry.not_ready == "the models could not be loaded"  # clients of that time learn of no folder
@@ -293,8 +293,8 @@ async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
         raise DeviceLost("gone")
 
     listener = bind("127.0.0.1", 0)
-    server = Server(ServerConfig(), [EngineConfig()], open_engines=only(engine_on(LetterModel(on_forward=lose))))
-    served = Served(server, listener.getsockname()[1])
+    server = server_on(LetterModel(on_forward=lose))
+    served = Served(server, listener)
 
     async def ask() -> None:
         await until(lambda: not server.registry.not_ready)
@@ -321,8 +321,8 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
     gate = Gate()
     listener = bind("127.0.0.1", 0)
     model = LetterModel(on_preprocess=gate)
-    server = Server(ServerConfig(), [EngineConfig()], owns_process=True, open_engines=only(engine_on(model)))
-    served = Served(server, listener.getsockname()[1])
+    server = server_on(model, owns_process=True)
+    served = Served(server, listener)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
         await until(lambda: not server.registry.not_ready)
@@ -340,7 +340,7 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
 
 
 async def test_an_open_idle_connection_does_not_hold_up_the_end() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         stream = await served.connect()
         await stream.send(EMBED)
         assert b"200" in await stream.receive()

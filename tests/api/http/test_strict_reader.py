@@ -9,8 +9,8 @@ import h11
 import pytest
 
 from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, MalformedRequest, StrictReader
-from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
-from tests.support.model import LetterModel
+from tests.servers.byte_client import EMBED, post, read_answer, statuses
+from tests.servers.on_socket import serving
 from tests.support.waiting import until
 
 CLOSING = post(b'{"input": "a"}', "connection: close")
@@ -119,14 +119,14 @@ def test_empty_lines_before_a_request_are_skipped_however_they_are_cut(lines: in
 @pytest.mark.parametrize("behind", [b"\r\n", b"\r\n\r\n", EMBED, b"GARBAGE\x00"])
 @pytest.mark.parametrize("sent", [CLOSING, OLD], ids=["connection: close", "HTTP/1.0"])
 async def test_what_comes_behind_the_last_request_of_a_connection_is_ignored(sent: bytes, behind: bytes) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         assert statuses(await served.talk(sent + behind)) == [200]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("first", [EMBED, chunked(b'e\r\n{"input": "a"}\r\n0\r\n\r\n')], ids=["fast", "general"])
 async def test_an_empty_line_behind_a_request_is_no_request(first: bytes) -> None:
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         for _ in range(3):
             await stream.send(first + b"\r\n")
             assert statuses(await read_answer(stream)) == [200]
@@ -140,7 +140,7 @@ async def test_an_empty_line_behind_a_request_is_no_request(first: bytes) -> Non
 
 @pytest.mark.anyio
 async def test_a_malformed_request_is_told_what_is_wrong_and_what_would_be_right() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         for name, sent, status in WRONG:
             head, _, body = (await served.talk(sent)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 %d " % status), name

@@ -7,13 +7,12 @@ import socket
 import stat
 from pathlib import Path
 
-import httpx
 import pytest
 
 from staged_pool.api.http.listener import SocketFile, bind_unix, url
 from staged_pool.stages.errors import ConfigError
-from tests.api.serving import engine_on, serving
-from tests.support.model import LetterModel, expected
+from tests.servers.on_socket import serving
+from tests.support.model import expected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
@@ -21,9 +20,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 @pytest.mark.parametrize("http2", [False, True])
 async def test_clients_are_answered_and_the_file_goes_with_the_server(http2: bool, tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
-    async with serving(engine_on(LetterModel()), listener=bind_unix(path), log_clients=True):
-        transport = httpx.AsyncHTTPTransport(uds=str(path), http1=not http2, http2=http2)
-        async with httpx.AsyncClient(transport=transport, base_url="http://pool") as client:
+    async with serving(unix_socket=path, log_clients=True) as served:
+        async with served.client(http1=not http2, http2=http2) as client:
             for text in ("a", "bb"):
                 response = await client.post("/v1/embeddings", json={"input": text})
                 assert response.json()["data"][0]["embedding"] == expected(text).tolist()

@@ -24,7 +24,7 @@ from staged_pool.api.http.http2.protocol import SLICE_UNITS, Http2
 from staged_pool.api.http.listener import bind
 from staged_pool.api.limits.allowance import CLIENT_UNITS, Allowance
 from staged_pool.api.limits.server_state import ServerState
-from tests.api.http2_client import (
+from tests.servers.http2_client import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -44,8 +44,7 @@ from tests.api.http2_client import (
     raw_http2,
     setting,
 )
-from tests.api.serving import Served, engine_on, serving
-from tests.support.model import LetterModel
+from tests.servers.on_socket import Served, serving
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -120,7 +119,7 @@ def spent(served: Served) -> float:
 @pytest.mark.usefixtures("time_pays_nothing")
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 async def test_a_flood_waits_on_all_connections_of_its_client_and_delays_nobody(flood: bytes) -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with raw_http2(served) as client, raw_http2(served) as another, anyio.create_task_group() as tasks:
             for flooding in (client, another):
                 tasks.start_soon(flooding.send, flood)
@@ -136,7 +135,7 @@ async def test_a_flood_waits_on_all_connections_of_its_client_and_delays_nobody(
 
 async def test_a_connection_that_waits_for_its_client_to_pay_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2, "OWING_S", 0.05)
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with raw_http2(served) as client, anyio.create_task_group() as tasks:
             account(served).spend(2 * CLIENT_UNITS)
             tasks.start_soon(client.send, FLOODS["PING"])
@@ -146,7 +145,7 @@ async def test_a_connection_that_waits_for_its_client_to_pay_for_long_ends(monke
 
 
 async def test_who_owes_goes_on_when_time_has_paid() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         account(served).spend(CLIENT_UNITS)
         await client.send(frame(PING, b"12345678") * 2 * SLICE_UNITS, head(1))
         assert (await client.until_settled(1)).statuses == {1: b"200"}
@@ -180,7 +179,7 @@ class _App:
 
 async def test_many_answered_requests_and_as_many_that_are_cancelled_are_no_flood() -> None:
     count = ALL // 20
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         for stream in range(1, 4 * count, 4):
             await client.send(head(stream), head(stream + 2, *UPLOAD, flags=END_HEADERS), FRAMES["reset"](stream + 2))
             await client.until_settled(stream)
@@ -190,7 +189,7 @@ async def test_many_answered_requests_and_as_many_that_are_cancelled_are_no_floo
 
 async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
     body = json.dumps({"input": ["a" * 500] * 200}).encode()
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         pieces = [body[at : at + 5] for at in range(0, len(body), 5)]
         assert len(pieces) > ALL
         await client.send(OPEN)
@@ -214,7 +213,7 @@ async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypa
             made.append(self)
 
     monkeypatch.setattr(http2, "StrictConnection", Counting)
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served, setting(1, 2**30)) as client:
+    async with serving() as served, raw_http2(served, setting(1, 2**30)) as client:
         await client.send(setting(1, 2**31))
         for stream in range(1, 601, 2):
             await client.send(head(stream, *REQUEST, (b"x-request-id", b"%d" % stream)))
@@ -227,7 +226,7 @@ async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypa
 async def test_frames_of_an_answer_are_no_longer_than_usual_whatever_the_client_allows() -> None:
     settings = frame(SETTINGS, setting(5, 2**24 - 1)[9:] + setting(4, 2**31 - 1)[9:])
     body = json.dumps({"input": ["x"] * 2000}).encode()
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served, settings) as client:
+    async with serving() as served, raw_http2(served, settings) as client:
         await client.send(frame(WINDOW_UPDATE, number(2**30)), OPEN)
         await client.send(*(frame(DATA, body[at : at + 9000], 0, 1) for at in range(0, len(body), 9000)))
         await client.send(frame(DATA, b"", END_STREAM, 1))

@@ -12,7 +12,7 @@ import pytest
 from h2.errors import ErrorCodes as Code
 
 from staged_pool.api.http.http2.frames import FRAME_BYTES
-from tests.api.http2_client import (
+from tests.servers.http2_client import (
     ACK,
     CONTINUATION,
     DATA,
@@ -39,8 +39,7 @@ from tests.api.http2_client import (
     raw_http2,
     setting,
 )
-from tests.api.serving import engine_on, serving
-from tests.support.model import LetterModel
+from tests.servers.on_socket import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -319,7 +318,7 @@ CONNECTION = [
 
 @pytest.mark.parametrize("case", FINE, ids=lambda case: case.name)
 async def test_what_is_allowed_is_answered(case: Case) -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         await client.send(case.sent)
         seen = await client.until_settled(1)
         assert (seen.statuses.get(1), seen.resets, seen.goaway) == (b"200", {}, None)
@@ -328,7 +327,7 @@ async def test_what_is_allowed_is_answered(case: Case) -> None:
 
 @pytest.mark.parametrize("case", STREAM, ids=lambda case: case.name)
 async def test_a_malformed_stream_ends_alone(case: Case) -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         await client.send(case.sent)
         seen = await client.until_settled(1)
         assert (seen.resets, seen.goaway) == ({1: case.stream}, None)
@@ -338,7 +337,7 @@ async def test_a_malformed_stream_ends_alone(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CONNECTION, ids=lambda case: case.name)
 async def test_an_error_of_the_connection_ends_it_with_a_reason(case: Case) -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         await client.send(case.sent)
         seen = await client.until_closed()
         assert seen.goaway in case.connection
@@ -355,7 +354,7 @@ async def _assert_goes_on(client: RawHttp2) -> None:
 
 
 async def test_section_3_4_an_invalid_preface_ends_the_connection() -> None:
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         client = RawHttp2(stream)
         await client.send(PREFACE[:-2] + b"xx" + frame(SETTINGS))
         await client.until_closed()
@@ -363,7 +362,7 @@ async def test_section_3_4_an_invalid_preface_ends_the_connection() -> None:
 
 
 async def test_section_3_4_settings_come_first_and_are_acknowledged() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         seen = await client.until_answered_ping()
         assert seen.frames[0].type == SETTINGS
         assert not seen.frames[0].flags
@@ -371,7 +370,7 @@ async def test_section_3_4_settings_come_first_and_are_acknowledged() -> None:
 
 
 async def test_section_5_1_2_streams_beyond_what_was_agreed_are_refused_alone() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         last = 2 * 100 + 1
         await client.send(*(head(stream, *UPLOAD, flags=END_HEADERS) for stream in range(1, last + 1, 2)))
         seen = await client.until_answered_ping()
@@ -385,14 +384,14 @@ async def test_section_5_1_2_streams_beyond_what_was_agreed_are_refused_alone() 
 
 
 async def test_section_6_7_a_ping_comes_back_with_its_bytes() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+    async with serving() as served, raw_http2(served) as client:
         seen = await client.until_answered_ping()
         (answer,) = [answer for answer in seen.frames if answer.type == PING]
         assert (answer.opaque_data, answer.flags) == (b"all seen", {"ACK"})
 
 
 async def test_section_6_9_a_window_of_one_byte_lets_one_byte_through() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served, setting(4, 1)) as client:
+    async with serving() as served, raw_http2(served, setting(4, 1)) as client:
         await client.send(head(1))
         await client.until(lambda: 1 in client.seen.bodies)
         await client.until_answered_ping()
@@ -403,7 +402,7 @@ async def test_section_6_9_a_window_of_one_byte_lets_one_byte_through() -> None:
 
 
 async def test_section_6_9_2_settings_may_take_a_window_below_zero() -> None:
-    async with serving(engine_on(LetterModel())) as served, raw_http2(served, setting(4, 3)) as client:
+    async with serving() as served, raw_http2(served, setting(4, 3)) as client:
         await client.send(head(1))
         await client.until(lambda: len(client.seen.bodies.get(1, b"")) == 3)
         await client.send(setting(4, 2), frame(WINDOW_UPDATE, number(2), 0, 1))
@@ -417,7 +416,7 @@ async def test_section_6_9_2_settings_may_take_a_window_below_zero() -> None:
 
 async def test_section_8_1_an_upload_behind_its_answer_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.01)
-    async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served, raw_http2(served) as client:
+    async with serving(body_limit_bytes=50) as served, raw_http2(served) as client:
         await client.send(OPEN + frame(DATA, b"x" * 51, 0, 1))
         await client.until(lambda: 1 in client.seen.resets)
         assert (client.seen.statuses[1], client.seen.ended, client.seen.resets) == (b"413", {1}, {1: Code.NO_ERROR})

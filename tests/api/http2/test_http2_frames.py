@@ -15,7 +15,7 @@ from staged_pool.api.http.http2.frames import (
     FrameCutter,
     TooMuch,
 )
-from tests.api.http2_client import ACK, CONTINUATION, DATA, HEADERS, PING, PREFACE, SETTINGS, frame, setting
+from tests.servers.http2_client import ACK, CONTINUATION, DATA, HEADERS, PING, PREFACE, SETTINGS, frame, setting
 
 
 def cut(*pieces: bytes) -> list[bytes]:

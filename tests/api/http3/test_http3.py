@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +15,12 @@ from staged_pool.api.http.http3 import connection as http3_connection
 from staged_pool.api.http.http3 import protocol as http3
 from staged_pool.api.http.http3.connection import MESSAGE_ERROR
 from staged_pool.api.http.http3.handshakes import RETRY_FROM
-from staged_pool.api.http.listener import bind_udp
 from staged_pool.api.http.protocol.request_head import scope_of
 from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.stages.errors import ConfigError
-from tests.api.http.test_tls import Files, client_of, files  # noqa: F401  # a fixture
-from tests.api.http3_client import Http3Client, http3_client
-from tests.api.serving import Served, engine_on, serving
+from tests.servers.certificates import Certificates
+from tests.servers.http3_client import Http3Client, http3_client
+from tests.servers.on_socket import serving
 from tests.support.cards import CARD
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -45,28 +42,15 @@ def _frame(kind: int, payload: bytes) -> bytes:
     return bytes([kind]) + (0x4000 | len(payload)).to_bytes(2, "big") + payload
 
 
-@asynccontextmanager
-async def serving_http3(
-    files: Files,  # noqa: F811
-    model: LetterModel | None = None,
-    **config: Any,
-) -> AsyncIterator[tuple[Served, int]]:
-    listener = bind_udp("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    config |= {"quic_port": port, **files.server}
-    async with serving(engine_on(model or LetterModel()), quic_listener=listener, **config) as served:
-        yield served, port
-
-
 async def embed(client: Http3Client, text: str, **headers: bytes) -> Any:
     outcome = await client.ask(b"/v1/embeddings", json.dumps({"input": text}).encode(), **headers)
     assert outcome.status == 200
     return json.loads(outcome.body)["data"][0]["embedding"]
 
 
-async def test_requests_are_answered_side_by_side(files: Files) -> None:  # noqa: F811
+async def test_requests_are_answered_side_by_side(certificates: Certificates) -> None:
     answers: dict[str, Any] = {}
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
 
         async def ask(text: str) -> None:
             answers[text] = await embed(client, text)
@@ -79,32 +63,32 @@ async def test_requests_are_answered_side_by_side(files: Files) -> None:  # noqa
     assert (health.status, set(json.loads(health.body))) == (200, {"unix"})
 
 
-async def test_a_large_body_and_a_large_answer_pass(files: Files) -> None:  # noqa: F811
+async def test_a_large_body_and_a_large_answer_pass(certificates: Certificates) -> None:
     texts = ["x" * 400] * 2000
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
         outcome = await client.ask(b"/v1/embeddings", json.dumps({"input": texts}).encode())
     assert [row["embedding"] for row in json.loads(outcome.body)["data"]] == [expected(texts[0]).tolist()] * 2000
 
 
-async def test_other_protocols_say_that_there_is_http3(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files) as (served, port), client_of(served, files.trusting(), http2=True) as client:
+async def test_other_protocols_say_that_there_is_http3(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True) as served, served.client(http2=True) as client:
         response = await client.get("/health")
-    assert response.headers["alt-svc"] == f'h3=":{port}"; ma=3600'
+    assert response.headers["alt-svc"] == f'h3=":{served.quic_port}"; ma=3600'
 
 
-async def test_keys_are_asked_for_and_limits_hold(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files, api_keys=("key",), body_limit_bytes=100) as (_, port):
-        async with http3_client(port, files.roots) as client:
+async def test_keys_are_asked_for_and_limits_hold(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True, api_keys=("key",), body_limit_bytes=100) as served:
+        async with http3_client(served) as client:
             assert (await client.ask(b"/v1/embeddings", b'{"input":"a"}')).status == 401
             assert await embed(client, "a", authorization=b"Bearer key") == expected("a").tolist()
             large = await client.ask(b"/v1/embeddings", b"x" * 101, authorization=b"Bearer key")
             assert large.status == 413
 
 
-async def test_a_client_that_resets_its_stream_gives_its_room_back(files: Files) -> None:  # noqa: F811
+async def test_a_client_that_resets_its_stream_gives_its_room_back(certificates: Certificates) -> None:
     gate = Gate()
-    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
-        async with http3_client(port, files.roots) as client:
+    async with serving(LetterModel(on_preprocess=gate), certificates=certificates, http3=True) as served:
+        async with http3_client(served) as client:
             stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
             assert served.in_flight == 1
@@ -115,10 +99,10 @@ async def test_a_client_that_resets_its_stream_gives_its_room_back(files: Files)
             assert await embed(client, "b") == expected("b").tolist()
 
 
-async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  # noqa: F811
+async def test_a_client_that_leaves_gives_its_room_back(certificates: Certificates) -> None:
     gate = Gate()
-    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
-        async with http3_client(port, files.roots) as client:
+    async with serving(LetterModel(on_preprocess=gate), certificates=certificates, http3=True) as served:
+        async with http3_client(served) as client:
             await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
         await until(lambda: served.in_flight == 0)
@@ -128,28 +112,28 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  
 
 
 @pytest.mark.parametrize("path", [b"/\xff", b"", b"nothing"])
-async def test_a_malformed_request_costs_only_itself(path: bytes, files: Files) -> None:  # noqa: F811
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+async def test_a_malformed_request_costs_only_itself(path: bytes, certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
         outcome = await client.ask(path)
         if client.ended is None:
             assert outcome.reset == MESSAGE_ERROR
             assert await embed(client, "a") == expected("a").tolist()
-        async with http3_client(port, files.roots) as other:
+        async with http3_client(served) as other:
             assert await embed(other, "a") == expected("a").tolist()
 
 
-async def test_noise_does_not_end_the_server(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files) as (served, port):
-        async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
+async def test_noise_does_not_end_the_server(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True) as served:
+        async with await anyio.create_connected_udp_socket("127.0.0.1", served.quic_port) as udp:
             for noise in (b"", b"x", os.urandom(1400), b"\xc0\x00\x00\x00\x01" + os.urandom(1300), b"\xff" * 1200):
                 await udp.send(noise)
-        async with http3_client(port, files.roots) as client:
+        async with http3_client(served) as client:
             assert await embed(client, "a") == expected("a").tolist()
         assert served.server.state.requests == 0
 
 
 async def test_a_bug_in_the_protocol_ends_one_connection(
-    files: Files,  # noqa: F811
+    certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = scope_of
@@ -160,21 +144,23 @@ async def test_a_bug_in_the_protocol_ends_one_connection(
         return whole(headers, **rest)
 
     monkeypatch.setattr(http3_connection, "scope_of", buggy)
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as other:
-        async with http3_client(port, files.roots) as client:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as other:
+        async with http3_client(served) as client:
             await client.request(b"/bug")
             await until(lambda: client.ended is not None)
         assert await embed(other, "a") == expected("a").tolist()
 
 
-async def test_one_connection_too_many_is_not_begun_while_the_others_work(files: Files) -> None:  # noqa: F811
+async def test_one_connection_too_many_is_not_begun_while_the_others_work(certificates: Certificates) -> None:
     gate = Gate()
-    async with serving_http3(files, LetterModel(on_preprocess=gate), max_connections=1) as (served, port):
-        async with http3_client(port, files.roots) as client:
+    async with serving(
+        LetterModel(on_preprocess=gate), certificates=certificates, http3=True, max_connections=1
+    ) as served:
+        async with http3_client(served) as client:
             stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
-            async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
-                first = Http3Client(_dialling(), udp, ("127.0.0.1", port))
+            async with await anyio.create_connected_udp_socket("127.0.0.1", served.quic_port) as udp:
+                first = Http3Client(_dialling(), udp, ("127.0.0.1", served.quic_port))
                 await first.flush()
                 await until(lambda: served.server.state.connections_rejected == 1)
             gate.open()
@@ -192,15 +178,15 @@ def _dialling() -> Any:
 
 
 async def test_a_client_that_does_not_read_loses_its_answer(
-    files: Files,  # noqa: F811
+    certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def narrow(settings: Any) -> None:
         settings.max_stream_data = settings.max_data = 4096
 
     body = json.dumps({"input": ["x"] * 2000}).encode()
-    async with serving_http3(files, write_timeout_s=0.2) as (served, port):
-        async with http3_client(port, files.roots, narrow) as client:
+    async with serving(certificates=certificates, http3=True, write_timeout_s=0.2) as served:
+        async with http3_client(served, narrow) as client:
             for name in ("_write_connection_limits", "_write_stream_limits"):  # it never lets more through
                 monkeypatch.setattr(client.quic, name, lambda *_, **__: None)
             outcome = await client.ask(b"/v1/embeddings", body)
@@ -208,10 +194,10 @@ async def test_a_client_that_does_not_read_loses_its_answer(
             await until(lambda: served.server.state.requests == 0)
 
 
-async def test_the_end_of_the_server_ends_connections_after_their_answers(files: Files) -> None:  # noqa: F811
+async def test_the_end_of_the_server_ends_connections_after_their_answers(certificates: Certificates) -> None:
     gate = Gate()
-    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
-        async with http3_client(port, files.roots) as client, http3_client(port, files.roots) as idle:
+    async with serving(LetterModel(on_preprocess=gate), certificates=certificates, http3=True) as served:
+        async with http3_client(served) as client, http3_client(served) as idle:
             stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
             await gate.arrived()
             async with anyio.create_task_group() as tasks:
@@ -241,41 +227,44 @@ async def _begin_handshakes(port: int, count: int, name: str = "127.0.0.1") -> N
 
 
 async def test_unfinished_handshakes_take_nothing_from_tcp_and_others_show_their_address(
-    files: Files,  # noqa: F811
+    certificates: Certificates,
 ) -> None:
-    async with serving_http3(files, max_connections=RETRY_FROM) as (served, port):
-        await _begin_handshakes(port, RETRY_FROM - 1)
+    async with serving(certificates=certificates, http3=True, max_connections=RETRY_FROM) as served:
+        await _begin_handshakes(served.quic_port, RETRY_FROM - 1)
         await until(lambda: served.server.state.quic_connections == RETRY_FROM - 1)
-        async with client_of(served, files.trusting(), http2=True) as client:
+        async with served.client(http2=True) as client:
             assert (await client.get("/health")).status_code == 200
-        await _begin_handshakes(port, 1)
+        await _begin_handshakes(served.quic_port, 1)
         await until(lambda: served.server.state.quic_connections == RETRY_FROM)
-        await _begin_handshakes(port, 20)  # each is told to show its address, and is forgotten
-        async with client_of(served, files.trusting()) as client:
+        await _begin_handshakes(served.quic_port, 20)  # each is told to show its address, and is forgotten
+        async with served.client() as client:
             assert (await client.get("/health")).status_code == 200
         assert served.server.state.quic_connections == RETRY_FROM
 
 
-async def test_who_shows_its_address_gets_in_beside_unfinished_handshakes(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files) as (served, port):
-        await _begin_handshakes(port, RETRY_FROM + 20)
+async def test_who_shows_its_address_gets_in_beside_unfinished_handshakes(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True) as served:
+        await _begin_handshakes(served.quic_port, RETRY_FROM + 20)
         await until(lambda: served.server.state.quic_connections == RETRY_FROM)
-        async with http3_client(port, files.roots) as client:
+        async with http3_client(served) as client:
             assert client.quic._retry_source_connection_id is not None
             assert await embed(client, "a") == expected("a").tolist()
 
 
-async def test_a_handshake_that_is_not_finished_is_given_up(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files, head_timeout_s=0.1) as (served, port):
-        await _begin_handshakes(port, 5)
+async def test_a_handshake_that_is_not_finished_is_given_up(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True, head_timeout_s=0.1) as served:
+        await _begin_handshakes(served.quic_port, 5)
         await until(lambda: served.server.state.quic_connections == 5)
         await until(lambda: served.server.state.quic_connections == 0)
-        async with http3_client(port, files.roots) as client:
+        async with http3_client(served) as client:
             assert await embed(client, "a") == expected("a").tolist()
 
 
-async def test_a_client_that_pings_and_asks_nothing_does_not_stay(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files, keep_alive_s=0.3) as (served, port), http3_client(port, files.roots) as client:
+async def test_a_client_that_pings_and_asks_nothing_does_not_stay(certificates: Certificates) -> None:
+    async with (
+        serving(certificates=certificates, http3=True, keep_alive_s=0.3) as served,
+        http3_client(served) as client,
+    ):
         while client.ended is None:
             client.quic.send_ping(1)
             await client.flush()
@@ -284,23 +273,26 @@ async def test_a_client_that_pings_and_asks_nothing_does_not_stay(files: Files) 
         assert served.server.state.quic_connections == 0
 
 
-async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files, max_connections=1) as (_, port), http3_client(port, files.roots) as idle:
-        async with http3_client(port, files.roots) as client:
+async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(certificates: Certificates) -> None:
+    async with (
+        serving(certificates=certificates, http3=True, max_connections=1) as served,
+        http3_client(served) as idle,
+    ):
+        async with http3_client(served) as client:
             assert await embed(client, "a") == expected("a").tolist()
             assert idle.ended is not None
 
 
 async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
-    files: Files,  # noqa: F811
+    certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9
     )  # or a slow machine forgives as it goes
-    async with serving_http3(files) as (served, port):
+    async with serving(certificates=certificates, http3=True) as served:
         allowances = served.server.state.allowances
-        async with http3_client(port, files.roots) as client:
+        async with http3_client(served) as client:
             account = allowances.of(("127.0.0.1", 1))
             number = 0
             while number < 100 or not account.owed_s:  # the kernel loses some of them
@@ -314,10 +306,10 @@ async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
             assert await embed(client, "a") == expected("a").tolist()
 
 
-async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> None:  # noqa: F811
+async def test_many_requests_and_a_long_upload_are_no_flood(certificates: Certificates) -> None:
     body = json.dumps({"input": ["x" * 1000] * 1500}).encode()
     model = LetterModel(replace(CARD, max_tokens=1000))
-    async with serving_http3(files, model) as (served, port), http3_client(port, files.roots) as client:
+    async with serving(model, certificates=certificates, http3=True) as served, http3_client(served) as client:
         assert (await client.ask(b"/v1/embeddings", body)).status == 200
         for _ in range(200):
             assert (await client.ask(b"/health")).status == 200
@@ -341,9 +333,9 @@ MALFORMED: dict[str, list[tuple[bytes, bytes]]] = {
 @pytest.mark.parametrize("headers", MALFORMED.values(), ids=MALFORMED)
 async def test_a_malformed_head_ends_its_stream_alone(
     headers: list[tuple[bytes, bytes]],
-    files: Files,  # noqa: F811
+    certificates: Certificates,
 ) -> None:
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
         outcome = await client.send_raw(_frame(1, _section(headers)))
         assert (outcome.reset, client.ended) == (MESSAGE_ERROR, None)
         assert await embed(client, "a") == expected("a").tolist()
@@ -360,16 +352,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-async def test_a_malformed_stream_ends_alone(broken: Any, files: Files) -> None:  # noqa: F811
+async def test_a_malformed_stream_ends_alone(broken: Any, certificates: Certificates) -> None:
     made, code = broken
-    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
         outcome = await client.send_raw(made())
         assert (outcome.reset, client.ended) == (code, None)
         assert await embed(client, "a") == expected("a").tolist()
 
 
-async def test_heads_are_compressed_without_tables_whatever_the_client_offers(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files) as (served, port), http3_client(port, files.roots) as client:
+async def test_heads_are_compressed_without_tables_whatever_the_client_offers(certificates: Certificates) -> None:
+    async with serving(certificates=certificates, http3=True) as served, http3_client(served) as client:
         for number in range(20):
             assert (await client.ask(b"/health", x_request_id=b"%d" % number)).status == 200
         settings = client.h3.received_settings

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from staged_pool.api.limits.connection_limit import RESERVE, ConnectionLimit
-from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
+from tests.servers.byte_client import EMBED, Http2, post, read_answer, read_to_end, statuses
+from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -161,7 +162,7 @@ WAITING = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("sent", WAITING.values(), ids=WAITING)
 async def test_clients_that_are_waited_for_shut_nobody_out(sent: bytes, clients: ExitStack) -> None:
-    async with serving(engine_on(LetterModel()), max_connections=MOST) as served:
+    async with serving(max_connections=MOST) as served:
         await fill(served, clients, sent)
         await served.assert_alive()
         for request in (
@@ -179,7 +180,7 @@ async def test_clients_that_are_waited_for_shut_nobody_out(sent: bytes, clients:
 
 @pytest.mark.anyio
 async def test_http2_streams_without_their_bodies_shut_nobody_out() -> None:
-    async with serving(engine_on(LetterModel()), max_connections=MOST) as served, AsyncExitStack() as streams:
+    async with serving(max_connections=MOST) as served, AsyncExitStack() as streams:
         for _ in range(MOST):
             stream = await streams.enter_async_context(await served.connect())
             await Http2(stream).request(1, path=b"/v1/embeddings", body=b"{", ends=False)
@@ -190,7 +191,7 @@ async def test_http2_streams_without_their_bodies_shut_nobody_out() -> None:
 @pytest.mark.anyio
 async def test_a_connection_of_http2_makes_no_room_while_its_request_is_worked_on() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_connections=1) as served:
+    async with serving(LetterModel(on_preprocess=gate), max_connections=1) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             await client.request(1, path=b"/v1/embeddings", body=b'{"input": "a"}')
@@ -205,7 +206,7 @@ async def test_a_connection_of_http2_makes_no_room_while_its_request_is_worked_o
 @pytest.mark.anyio
 async def test_while_all_connections_are_at_work_probes_are_answered_and_others_told_why_not() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_connections=MOST) as served:
+    async with serving(LetterModel(on_preprocess=gate), max_connections=MOST) as served:
         statuses_: list[int] = []
 
         async def ask() -> None:
@@ -238,7 +239,7 @@ async def test_while_all_connections_are_at_work_probes_are_answered_and_others_
 
 @pytest.mark.anyio
 async def test_a_client_that_never_asks_anything_has_as_long_as_for_a_head() -> None:
-    async with serving(engine_on(LetterModel()), head_timeout_s=0.05, keep_alive_s=60) as served:
+    async with serving(head_timeout_s=0.05, keep_alive_s=60) as served:
         for sent in (b"", PREFACE):
             async with await served.connect() as stream:
                 await stream.send(sent) if sent else None

@@ -10,8 +10,8 @@ import pytest
 
 from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory.governor import Pressure
-from tests.api.serving import EMBED, Http2, Served, engine_on, read_answer, serving, statuses
-from tests.support.model import LetterModel
+from tests.servers.byte_client import EMBED, Http2, read_answer, statuses
+from tests.servers.on_socket import Served, serving
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def fill(served: Served, full: float) -> None:
 
 
 async def test_near_the_limit_connections_close_after_their_answer_and_idle_ones_at_once() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         async with await served.connect() as idle, await served.connect() as busy:
             for stream in (idle, busy):
                 await stream.send(EMBED)
@@ -58,7 +58,7 @@ async def test_near_the_limit_connections_close_after_their_answer_and_idle_ones
 
 
 async def test_at_the_limit_requests_are_rejected_before_their_body_is_read_and_probes_are_answered() -> None:
-    async with serving(engine_on(LetterModel())) as served:
+    async with serving() as served:
         await fill(served, 0.97)
         head, _, _ = EMBED.partition(b"\r\n\r\n")
         rejected = await served.talk(head.replace(b"content-length: 14", b"content-length: 9000") + b"\r\n\r\n")
@@ -73,7 +73,7 @@ async def test_at_the_limit_requests_are_rejected_before_their_body_is_read_and_
 
 
 async def test_http2_says_goodbye_when_memory_is_short() -> None:
-    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+    async with serving() as served, await served.connect() as stream:
         client = Http2(stream)
         await client.flush()
         await client.request(1, path=b"/health", method=b"GET")

@@ -13,7 +13,8 @@ from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.limits.request_limits import PROBE_BODY_BYTES, SMALL_BODY_BYTES, RequestLimits, party_of
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
-from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
+from tests.servers.byte_client import post, read_answer, statuses
+from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.waiting import until
@@ -38,7 +39,7 @@ def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def small_server(**config: Any) -> AsyncIterator[Served]:
     """A server for Alice and Bob, whose bodies may hold little."""
-    async with serving(engine_on(LetterModel()), api_keys=("alice", "bob"), **config) as served:
+    async with serving(api_keys=("alice", "bob"), **config) as served:
         served.server.memory.budget.bodies.limit_bytes = SHARE
         yield served
 
@@ -92,7 +93,7 @@ async def test_who_announces_and_does_not_send_leaves_room_for_others(framing: s
 async def test_a_probe_is_answered_however_much_is_held() -> None:
     gate = Gate()
     model = LetterModel(on_preprocess=gate)
-    async with serving(engine_on(model), max_http_requests=3) as served, AsyncExitStack() as stack:
+    async with serving(model, max_http_requests=3) as served, AsyncExitStack() as stack:
         account = served.server.memory.budget.bodies
         account.limit_bytes = SHARE
         with account.hold("others") as others:

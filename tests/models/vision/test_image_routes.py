@@ -11,12 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.open import open_engines
 from tests.models.conftest import TinyFolder
 from tests.models.images.drawing import image
+from tests.servers.in_memory import serving_in_memory
+from tests.servers.tiny_models import tiny
 
 KINDS = ("bert-mean", "ce-xlmr-reranker", "clip", "dinov2-labels", "colpali", "qwen2-vl")
 
@@ -49,16 +47,9 @@ def folders(tiny_folder: TinyFolder) -> dict[str, Path]:
 
 @asynccontextmanager
 async def client_of(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
-    configs = [
-        EngineConfig(model=str(folder), served_name=kind, dtype="float32", torch_threads=1)
-        for kind, folder in folders.items()
-    ]
-    async with open_engines(configs) as engines:
-        registry = EngineRegistry()
-        registry.open(*engines.values())
-        transport = httpx.ASGITransport(Application(registry))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
+    models = [tiny(folder, served_name=kind) for kind, folder in folders.items()]
+    async with serving_in_memory(*models) as served, served.client() as client:
+        yield client
 
 
 @pytest.fixture

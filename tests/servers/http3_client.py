@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +16,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, StreamReset
 
+from tests.servers.on_socket import Served
 from tests.support.waiting import until
 
 
@@ -112,13 +112,14 @@ class Http3Client:
 
 @asynccontextmanager
 async def http3_client(
-    port: int, roots: Path, change: Callable[[QuicConfiguration], None] = lambda settings: None
+    served: Served, change: Callable[[QuicConfiguration], None] = lambda settings: None
 ) -> AsyncIterator[Http3Client]:
     settings = QuicConfiguration(alpn_protocols=H3_ALPN, is_client=True, server_name="localhost")
-    settings.load_verify_locations(str(roots))
+    settings.load_verify_locations(str(served.certificates.roots))
     settings.verify_mode = ssl.CERT_REQUIRED
     change(settings)
     quic = QuicConnection(configuration=settings)
+    port = served.quic_port
     async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
         client = Http3Client(quic, udp, ("127.0.0.1", port))
         quic.connect(("127.0.0.1", port), now=anyio.current_time())

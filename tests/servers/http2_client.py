@@ -11,7 +11,7 @@ import anyio
 import hpack
 from hyperframe.frame import Frame
 
-from tests.api.serving import Served
+from tests.servers.on_socket import Served
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
