@@ -23,7 +23,7 @@ from staged_pool.stages.log import get_logger
 from staged_pool.stages.scheduling.batch_delay import BatchDelay
 from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
-from staged_pool.stages.scheduling.fair_queue import Waiting
+from staged_pool.stages.scheduling.fair_queue import QueuedWork
 from staged_pool.stages.scheduling.tuning import CORE_TIMEOUT_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
@@ -114,7 +114,7 @@ class BatchStage(Stage, Generic[P, R]):
         """Items in the queue, and those that wait for the row of another."""
         return len(self._queue) + self._coalescer.following
 
-    def waiting_of(self, priority: Priority) -> Waiting:
+    def waiting_of(self, priority: Priority) -> QueuedWork:
         """Return the amounts that wait in the queue of one priority."""
         return self._queue.waiting_of(priority)
 
@@ -236,7 +236,7 @@ class BatchStage(Stage, Generic[P, R]):
             with custody(self.meter.name, (item.ticket for item in batch.items)) as held:
                 yield held
         except BaseException:
-            self._coalescer.lose(batch.items)
+            self._coalescer.requeue_followers(batch.items)
             self._work_waits.notify()
             raise
 

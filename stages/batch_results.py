@@ -88,7 +88,7 @@ class BatchResults(Generic[P, R]):
         for item, result in zip(batch.items, results, strict=True):
             self._observe_wait(item, execution.began_at)
             item.ticket.load.computed(self._lane, item.tokens)
-            group = (item, *self._coalescer.land(item))
+            group = (item, *self._coalescer.end_group(item))
             if all(member.ticket.settled for member in group):
                 self.wasted_tokens += item.tokens
             held.take(member.ticket for member in group)

@@ -51,7 +51,7 @@ class DeviceSlots:
 
     def __init__(self, slots: int, ahead: int, meter: StageMeter, clock: Callable[[], float]) -> None:
         self.slots = slots
-        self._most_ahead = ahead
+        self._max_ahead = ahead
         self._meter = meter
         self._clock = clock
         self._share = DeviceShare()
@@ -77,7 +77,7 @@ class DeviceSlots:
     @property
     def may_go_ahead(self) -> bool:
         """True if one more batch may be handed over before a slot is free."""
-        return len(self._ahead) < self._most_ahead
+        return len(self._ahead) < self._max_ahead
 
     @contextmanager
     def hold(self, tokens: int) -> Iterator[Execution]:

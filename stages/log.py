@@ -74,7 +74,7 @@ def on_standard_logging(name: str) -> FilteringBoundLogger:
     """Make a logger that passes events to the standard library's logger of that name."""
     made: FilteringBoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
-        processors=[_drop_unheard, _as_standard_record],
+        processors=[_filter_by_level, _as_standard_record],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         context_class=dict,
         cache_logger_on_first_use=False,
@@ -85,7 +85,7 @@ def on_standard_logging(name: str) -> FilteringBoundLogger:
 _maker: Maker = on_standard_logging
 
 
-def _drop_unheard(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def _filter_by_level(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     if not logger.isEnabledFor(_LEVELS[method]):
         raise structlog.DropEvent
     return event

@@ -72,7 +72,7 @@ class StageStatistics:
     """Durations with a worker. For batch, on the device."""
 
 
-class Working:
+class BusyWorker:
     """The block of `StageMeter.working`, in which a worker counts as busy."""
 
     __slots__ = ("_meter",)
@@ -102,9 +102,9 @@ class StageMeter:
         self.wait = Histogram()
         self.service = Histogram()
 
-    def working(self) -> Working:
+    def working(self) -> BusyWorker:
         """Count a worker as busy while the block runs."""
-        return Working(self)
+        return BusyWorker(self)
 
     def snapshot(self, waiting: int) -> StageStatistics:
         return StageStatistics(

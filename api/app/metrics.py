@@ -41,7 +41,7 @@ class ServerMetrics:
         self._registry.register(_EngineCollector(statistics))
         self._registry.register(_HttpCollector(server_state))
         ProcessCollector(registry=self._registry)
-        self._finished = _Finished()
+        self._finished = _FinishedRequests()
         self._registry.register(self._finished)
 
     def observe(self, route: str, status: int, path_taken: str, seconds: float) -> None:
@@ -54,7 +54,7 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
 
-class _Finished(Collector):
+class _FinishedRequests(Collector):
     """Finished requests, counted without locks because one thread counts them."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         self._look = look
         self._arrived = bytearray()
         self._has_ended = False
-        self._rests = False
+        self._reading_paused = False
         """Reading is paused until the next `receive`."""
         self._is_full = False
         """The kernel's send buffer is full."""
@@ -80,8 +80,8 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         return read_kernel(self._descriptor, most)
 
     def _resume(self) -> None:
-        if self._rests and not self._transport.is_closing():
-            self._rests = False
+        if self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = False
             self._transport.resume_reading()
 
     @property
@@ -140,8 +140,8 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         if self._arrived or not self._look(data):
             self._arrived += data
             self._moved.set()
-        if len(self._arrived) >= ARRIVAL_BYTES and not self._rests:  # uvloop would read up to 32 times more
-            self._rests = True
+        if len(self._arrived) >= ARRIVAL_BYTES and not self._reading_paused:  # uvloop would read up to 32 times more
+            self._reading_paused = True
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:

@@ -27,7 +27,7 @@ from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.content_coding import coding_of, unpack
 from staged_pool.api.limits.connection_limit import at_work, on_idle
-from staged_pool.api.limits.request_limits import Held, RequestLimits, announced_bytes, is_open
+from staged_pool.api.limits.request_limits import RequestAccount, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 
@@ -116,7 +116,7 @@ class GeneralPath:
                 await self._app(scope, exchange.receive, exchange.send)
             tasks.cancel_scope.cancel()
 
-    async def _read(self, scope: Scope, receiver: _Receiver, held: Held) -> bytes | bytearray:
+    async def _read(self, scope: Scope, receiver: _Receiver, held: RequestAccount) -> bytes | bytearray:
         coding = coding_of(scope["headers"])
         packed = await self._receive(scope, receiver, held)
         if coding is None or receiver.client_left:
@@ -126,7 +126,7 @@ class GeneralPath:
         held.give_back(packed_only=True)
         return body
 
-    async def _receive(self, scope: Scope, receiver: _Receiver, held: Held) -> bytes | bytearray:
+    async def _receive(self, scope: Scope, receiver: _Receiver, held: RequestAccount) -> bytes | bytearray:
         body = Body()
         pieces = 0
         timeout_s = self._limits.config.body_timeout_s

@@ -108,12 +108,12 @@ class RequestLimits:
             return bodies.held_bytes + body_bytes <= bodies.limit_bytes
         return bodies.has_room(body_bytes, party_of(scope))
 
-    def hold(self, scope: Scope) -> Held:
+    def hold(self, scope: Scope) -> RequestAccount:
         """Return the account of one request, a context manager: the request counts within its block."""
-        return Held(self, scope)
+        return RequestAccount(self, scope)
 
 
-class Held:
+class RequestAccount:
     """Account of one request: its slot and the bytes of its body, returned when the block ends."""
 
     __slots__ = ("_arrived", "_body", "_limits", "_packed", "_request", "_scope")
@@ -127,7 +127,7 @@ class Held:
         self._body = limits._bodies.hold(party)
         self._arrived = 0
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> RequestAccount:
         self._limits.server_state.requests += 1
         self._request.add(1)
         return self

@@ -52,14 +52,14 @@ class ServerState:
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
         self._gone = anyio.Event()
-        self.memory.listen(self._heed, lambda: self.requests > 0)
+        self.memory.listen(self._on_pressure, lambda: self.requests > 0)
 
     @property
     def keeps_alive(self) -> bool:
         """True while connections may wait for a next request: no shutdown, and enough memory."""
         return not self.leaving and self.memory.pressure < Pressure.NO_KEEP_ALIVE
 
-    def _heed(self, pressure: Pressure) -> None:
+    def _on_pressure(self, pressure: Pressure) -> None:
         """Close the idle connections while memory is short."""
         if pressure >= Pressure.NO_KEEP_ALIVE:
             self._tell_to_leave()

@@ -77,7 +77,6 @@ class Reservation:
         "_in_flight",
         "answer",
         "body_bytes",
-        "came_alone",
         "counted_in",
         "entered_at",
         "expected_s",
@@ -86,6 +85,7 @@ class Reservation:
         "lane",
         "lanes",
         "request_class",
+        "was_alone",
     )
 
     def __init__(
@@ -103,7 +103,7 @@ class Reservation:
         self.request_class = request_class
         self.counted_in = counted_in
         """The sums that it counts in: of all requests, of its priority, and of its tenant in that."""
-        self.came_alone = counted_in[-1].requests == 0
+        self.was_alone = counted_in[-1].requests == 0
         """Its tenant had nothing else in flight."""
         self.body_bytes = body_bytes
         self.answer: AnswerMemory | None = None

@@ -236,8 +236,8 @@ class Admission:
         expected_s = reservation.expected_s * computed / tokens
         if share := self._estimates.device_share.value:  # the part of its tokens that it was expected to compute
             expected_s /= share
-        late_s, came_alone = took_s - expected_s, reservation.came_alone
-        self._lanes[reservation.lane].learn_lag(reservation.request_class, late_s, came_alone=came_alone)
+        late_s, was_alone = took_s - expected_s, reservation.was_alone
+        self._lanes[reservation.lane].learn_lag(reservation.request_class, late_s, was_alone=was_alone)
         read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.skipped)}
         self._estimates.learn(reservation.body_bytes, read, computed / tokens)
 

@@ -32,11 +32,11 @@ class LanePrediction:
         """Largest lag of all classes, in seconds."""
         return max(*self._lag_s.values(), *self._own_lag_s.values())
 
-    def learn_lag(self, request_class: RequestClass, late_s: float, *, came_alone: bool) -> None:
+    def learn_lag(self, request_class: RequestClass, late_s: float, *, was_alone: bool) -> None:
         """Learn the lag of an answered request."""
         own_s = self.lag_s(request_class)
         self._own_lag_s[request_class] = max(0.0, own_s + LEARNING_WEIGHT * (late_s - own_s))
-        if came_alone:
+        if was_alone:
             lag_s = self._lag_s[request_class.priority]
             self._lag_s[request_class.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
 

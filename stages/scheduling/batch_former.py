@@ -20,7 +20,7 @@ from math import ceil
 from typing import Generic, TypeVar
 
 from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Entry, Priority
-from staged_pool.stages.scheduling.fair_queue import FairQueue, Waiting
+from staged_pool.stages.scheduling.fair_queue import FairQueue, QueuedWork
 from staged_pool.stages.scheduling.tuning import QUEUE_IN_BATCHES
 
 E = TypeVar("E", bound=Entry)
@@ -73,7 +73,7 @@ class BatchFormer(Generic[E]):
         """True if more interactive work waits than fits in a batch: waiting for more would add nothing to it."""
         return self._queued(self.queue.waiting_of(Priority.INTERACTIVE)) > self.budget
 
-    def _queued(self, waiting: Waiting) -> int:
+    def _queued(self, waiting: QueuedWork) -> int:
         """Return the tokens that the next request would wait for.
 
         A request counts for at most a small batch. The fair queue takes requests in turns, so a single large request

@@ -114,7 +114,7 @@ class Coalescer(Generic[E]):
         self._coalesce = coalesce
         self._joined: dict[Hashable, _Group[E]] = {}
         """The group that the next item may join, by identity, priority and tenant."""
-        self._led: dict[E, _Group[E]] = {}
+        self._groups: dict[E, _Group[E]] = {}
         """All groups by leader."""
         self.following = 0
         """Number of followers in all groups."""
@@ -133,7 +133,7 @@ class Coalescer(Generic[E]):
             self.following += 1
             item.ticket.load.adjust_tokens(self._former.lane, item.tokens)
             return
-        self._joined[key] = self._led[item] = _Group(key, item, start_tag)
+        self._joined[key] = self._groups[item] = _Group(key, item, start_tag)
         queue.add(item)
 
     def take(self, should_keep: KeepEntry[E], running: int = 0) -> Batch[E] | None:
@@ -150,10 +150,10 @@ class Coalescer(Generic[E]):
             batch = self._former.take(keep_or_note, running)
             if batch is not None:
                 for item in batch.items:
-                    if (group := self._led.get(item)) is not None:
+                    if (group := self._groups.get(item)) is not None:
                         group.is_on_device = True
             waiting = len(self._former.queue)
-            self.lose(dropped)
+            self.requeue_followers(dropped)
             if batch is not None or len(self._former.queue) == waiting:
                 return batch
 
@@ -161,21 +161,21 @@ class Coalescer(Generic[E]):
         """Drop all waiting items that are not wanted any more."""
         unwanted = [item for item in self._former.queue if not should_keep(item)]
         self._former.queue.drop(unwanted)
-        self.lose(unwanted)
+        self.requeue_followers(unwanted)
 
-    def land(self, item: E) -> Sequence[E]:
+    def end_group(self, item: E) -> Sequence[E]:
         """End the group of a leader, and return its followers."""
-        if (group := self._led.pop(item, None)) is None:
+        if (group := self._groups.pop(item, None)) is None:
             return ()
         if self._joined.get(group.key) is group:
             del self._joined[group.key]
         self.following -= len(group.followers)
         return group.followers
 
-    def lose(self, items: Iterable[E]) -> None:
+    def requeue_followers(self, items: Iterable[E]) -> None:
         """Queue the followers of dropped leaders in their place."""
         for item in items:
-            for follower in self.land(item):
+            for follower in self.end_group(item):
                 if not follower.ticket.settled:
                     follower.ticket.load.adjust_tokens(self._former.lane, -follower.tokens)
                     self.add(follower)

@@ -35,7 +35,7 @@ WEIGHTS: Final = {Priority.INTERACTIVE: INTERACTIVE_WEIGHT, Priority.BULK: 1}
 E = TypeVar("E", bound=Entry)
 
 
-class Waiting(NamedTuple):
+class QueuedWork(NamedTuple):
     """Amounts that wait, in the whole queue or of one priority."""
 
     items: int
@@ -106,14 +106,14 @@ class FairQueue(Generic[E]):
         return self._root.items
 
     @property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> QueuedWork:
         """Amounts of the whole queue."""
-        return Waiting(self._root.items, self._root.requests, self._root.tokens)
+        return QueuedWork(self._root.items, self._root.requests, self._root.tokens)
 
-    def waiting_of(self, priority: Priority) -> Waiting:
+    def waiting_of(self, priority: Priority) -> QueuedWork:
         """Return the amounts of one priority."""
         node = self._root.children.get(priority)
-        return Waiting(0, 0, 0) if node is None else Waiting(node.items, node.requests, node.tokens)
+        return QueuedWork(0, 0, 0) if node is None else QueuedWork(node.items, node.requests, node.tokens)
 
     @property
     def tenants(self) -> int:

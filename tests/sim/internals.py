@@ -178,7 +178,7 @@ def left_waiting(engine: Engine) -> list[str]:
     return [
         batch.meter.name
         for batch in engine._pipeline.batch.values()
-        if batch.waiting or batch._coalescer._led or batch._coalescer._joined or batch._former.queue.waiting.tokens
+        if batch.waiting or batch._coalescer._groups or batch._coalescer._joined or batch._former.queue.waiting.tokens
     ]
 
 

@@ -795,7 +795,7 @@ def ends_for_the_lanes_not_closed() -> Plan:
 
 @mutation
 def followers_lost_when_the_leader_leaves() -> Plan:
-    return [(Coalescer, "lose", _nothing)]
+    return [(Coalescer, "requeue_followers", _nothing)]
 
 
 @mutation
@@ -863,24 +863,24 @@ def tokens_of_an_heir_not_counted_again() -> Plan:
 
 @mutation
 def row_given_to_the_leader_only() -> Plan:
-    original = Coalescer.land
+    original = Coalescer.end_group
 
-    def land(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
+    def end_group(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
         original(self, item)
         return ()
 
-    return [(Coalescer, "land", land)]
+    return [(Coalescer, "end_group", end_group)]
 
 
 @mutation
 def group_of_a_lost_leader_still_joined() -> Plan:
-    def land(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
-        if (group := self._led.pop(item, None)) is None:
+    def end_group(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
+        if (group := self._groups.pop(item, None)) is None:
             return ()
         self.following -= len(group.followers)
         return group.followers
 
-    return [(Coalescer, "land", land)]
+    return [(Coalescer, "end_group", end_group)]
 
 
 @mutation

@@ -93,7 +93,7 @@ class World:
         rows: list[tuple[Ticket, int, str]] = []
         for item in batch:
             self.loads[item.ticket].computed(None, item.tokens)
-            for one in (item, *self.flights.land(item)):
+            for one in (item, *self.flights.end_group(item)):
                 assert one.payload == item.payload
                 rows.append((one.ticket, one.index, one.payload))
         return rows
@@ -102,7 +102,7 @@ class World:
         """The worker that had a batch has crashed, and custody has settled its requests."""
         for item in batch:
             item.ticket.fail(StageFailed("a bug", stage="batch"))
-        self.flights.lose(batch)
+        self.flights.requeue_followers(batch)
 
     def leave(self, ticket: Ticket) -> None:
         ticket.fail(Abandoned("the caller left"))
@@ -116,7 +116,7 @@ class World:
         return " ".join(batches)
 
     def is_empty(self) -> bool:
-        return not (len(self.builder.queue) or self.flights._joined or self.flights._led or self.flights.following)
+        return not (len(self.builder.queue) or self.flights._joined or self.flights._groups or self.flights.following)
 
 
 def test_of_those_that_are_alike_one_goes_and_all_get_its_row() -> None:

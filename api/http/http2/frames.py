@@ -96,10 +96,10 @@ class FrameCutter:
             self._block_bytes += length
             self.block_price += self.price
             if self._block_bytes > HEADER_BLOCK_BYTES:
-                raise TooMuch(f"a block of headers of more than {HEADER_BLOCK_BYTES} bytes")
+                raise EnhanceYourCalm(f"a block of headers of more than {HEADER_BLOCK_BYTES} bytes")
 
 
-class TooMuch(h2.exceptions.ProtocolError):
+class EnhanceYourCalm(h2.exceptions.ProtocolError):
     """The client's frames cost more than its allowance."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM

@@ -25,7 +25,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from staged_pool.api.asgi import Headers
 from staged_pool.api.http.http2.body_sender import BodySender, Http2Stream
 from staged_pool.api.http.http2.connection import STREAMS, StrictConnection
-from staged_pool.api.http.http2.frames import FrameCutter, TooMuch
+from staged_pool.api.http.http2.frames import EnhanceYourCalm, FrameCutter
 from staged_pool.api.http.protocol.hypercorn_protocols import SEND_CHUNK_BYTES
 from staged_pool.api.http.protocol.request_head import MalformedMessage, check_trailers, scope_of
 from staged_pool.api.limits.allowance import ANSWER_UNITS
@@ -131,12 +131,12 @@ class Http2:
         """Wait until the client is within its allowance.
 
         Raises:
-            TooMuch: The wait is too long, or the server shuts down: the client floods, or has left.
+            EnhanceYourCalm: The wait is too long, or the server shuts down: the client floods, or has left.
         """
         while owed_s := self._allowance.owed_s:
             left_s = OWING_S - self._waited_s
             if left_s <= 0 or self._server_state.leaving:
-                raise TooMuch("too many frames without a response, or too many reset requests")
+                raise EnhanceYourCalm("too many frames without a response, or too many reset requests")
             began = anyio.current_time()
             with self._server_state.timeout(min(owed_s, left_s)):
                 await anyio.sleep_forever()
@@ -146,7 +146,7 @@ class Http2:
         """End the connection with a GOAWAY that has the reason."""
         log.warning("connection.cut_off", reason=str(error))
         self._allowance.spend(END_UNITS)
-        with suppress(TooMuch):
+        with suppress(EnhanceYourCalm):
             await self._wait_for_allowance()
         with suppress(h2.exceptions.ProtocolError):
             if self._connection.state_machine.state is not h2.connection.ConnectionState.CLOSED:  # no GOAWAY yet

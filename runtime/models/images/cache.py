@@ -23,7 +23,7 @@ the same image."""
 
 
 @dataclass(slots=True, eq=False)
-class _Making:
+class _PendingImage:
     """An image that one thread is preparing, and that others may wait for."""
 
     done: threading.Event = field(default_factory=threading.Event)
@@ -48,7 +48,7 @@ class ImageCache:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, Pixels] = OrderedDict()
-        self._making: dict[Hashable, _Making] = {}
+        self._making: dict[Hashable, _PendingImage] = {}
         self._bytes = 0
         self._hits = 0
         self._misses = 0
@@ -72,7 +72,7 @@ class ImageCache:
         Raises:
             Exception: Any error of `make` in this thread.
         """
-        mine = _Making()
+        mine = _PendingImage()
         with self._lock:
             if (kept := self._find(key)) is not None:
                 return kept
@@ -99,7 +99,7 @@ class ImageCache:
             self._hits += 1
         return kept
 
-    def _from_other_thread(self, making: _Making, make: Callable[[], Pixels]) -> Pixels:
+    def _from_other_thread(self, making: _PendingImage, make: Callable[[], Pixels]) -> Pixels:
         found = making.pixels
         with self._lock:
             if found is None:
@@ -108,7 +108,7 @@ class ImageCache:
                 self._hits += 1
         return make() if found is None else found
 
-    def _make(self, key: Hashable, make: Callable[[], Pixels], making: _Making) -> Pixels:
+    def _make(self, key: Hashable, make: Callable[[], Pixels], making: _PendingImage) -> Pixels:
         try:
             pixels = make()
             pixels.values.flags.writeable = False

@@ -88,7 +88,7 @@ class CustomCodeProcessor:
         except InvalidInput:
             self._idle.put(process)
             raise
-        except _Died as error:
+        except _ProcessDied as error:
             # Loading the code takes seconds: another thread waits for it.
             threading.Thread(target=self._replace, args=(process,), name="custom-code", daemon=True).start()
             if self._closed:
@@ -137,7 +137,7 @@ def _end(processes: set[_Process]) -> None:
         process.end()
 
 
-class _Died(Exception):
+class _ProcessDied(Exception):
     """The worker process is gone."""
 
 
@@ -175,7 +175,7 @@ class _Process:
             send(self._to, {"background": list(background)}, data)
             head, values = receive(self._from)
         except (OSError, EOFError, ValueError) as error:
-            raise _Died from error
+            raise _ProcessDied from error
         if (kind := head.get("error")) is not None:
             raise _ERRORS.get(str(kind), UnusableMedia)(str(head.get("message")))
         array = np.frombuffer(values, dtype=np.float32).reshape(head["shape"])

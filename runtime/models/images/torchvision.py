@@ -57,15 +57,15 @@ def _is_available() -> bool:
 def _hidden(name: str) -> Iterator[None]:
     """Make a package impossible to find in a block."""
     finders = sys.meta_path[:]
-    sys.meta_path[:] = [_Without(name, finder) for finder in finders]
+    sys.meta_path[:] = [_HidingFinder(name, finder) for finder in finders]
     try:
         yield
     finally:
         # Keep finders that were added meanwhile.
-        sys.meta_path[:] = [finder.finder if isinstance(finder, _Without) else finder for finder in sys.meta_path]
+        sys.meta_path[:] = [finder.finder if isinstance(finder, _HidingFinder) else finder for finder in sys.meta_path]
 
 
-class _Without:
+class _HidingFinder:
     """A finder of modules that hides one package.
 
     Args:

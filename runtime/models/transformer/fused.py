@@ -25,7 +25,7 @@ from staged_pool.runtime.models.kernels.encoder_layers import (
     layers_as_one_call,
 )
 from staged_pool.runtime.models.kernels.linear import Product, default_product, in_layout
-from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, take_apart
+from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, match_layer
 
 
 class Activation(NamedTuple):
@@ -171,7 +171,7 @@ def _layers(module: nn.Module) -> Sequence[nn.Module]:
 
 
 def _fusible(layer: nn.Module) -> LayerParts | None:
-    parts = take_apart(layer)
+    parts = match_layer(layer)
     return parts if parts is not None and type(parts.activation) in _ACTIVATIONS else None
 
 

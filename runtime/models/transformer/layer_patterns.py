@@ -105,11 +105,11 @@ class LayerParts:
     """[width] each: factors of the outputs of `out` and of `down`. Empty: there are none."""
 
 
-def take_apart(layer: nn.Module) -> LayerParts | None:
+def match_layer(layer: nn.Module) -> LayerParts | None:
     """Return the parts of a layer. None: it matches no pattern, or holds something else as well."""
     for pattern in _PATTERNS:
         try:
-            parts = _take_apart(layer, pattern)
+            parts = _match_layer(layer, pattern)
         except AttributeError:  # a part is missing
             continue
         if parts is not None:
@@ -117,8 +117,8 @@ def take_apart(layer: nn.Module) -> LayerParts | None:
     return None
 
 
-def _take_apart(layer: nn.Module, pattern: _LayerPattern) -> LayerParts | None:
-    """Match a layer with one pattern; see `take_apart`.
+def _match_layer(layer: nn.Module, pattern: _LayerPattern) -> LayerParts | None:
+    """Match a layer with one pattern; see `match_layer`.
 
     Raises:
         AttributeError: A part is missing.

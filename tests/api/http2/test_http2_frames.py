@@ -12,8 +12,8 @@ from staged_pool.api.http.http2.frames import (
     HEADERS_PRICE,
     PRICED_BYTES,
     SETTINGS_PRICE,
+    EnhanceYourCalm,
     FrameCutter,
-    TooMuch,
 )
 from tests.servers.http2_client import ACK, CONTINUATION, DATA, HEADERS, PING, PREFACE, SETTINGS, frame, setting
 
@@ -49,7 +49,7 @@ def test_a_block_of_headers_is_bounded_over_all_its_frames() -> None:
     part = frame(CONTINUATION, bytes(FRAME_BYTES), 0, 1)
     count = HEADER_BLOCK_BYTES // FRAME_BYTES
     assert len(cut(PREFACE, frame(HEADERS, b"", 0, 1) + part * count)) == count + 2
-    with pytest.raises(TooMuch) as error:
+    with pytest.raises(EnhanceYourCalm) as error:
         cut(PREFACE, frame(HEADERS, b"x", 0, 1) + part * count)
     assert error.value.error_code == ErrorCodes.ENHANCE_YOUR_CALM
 

@@ -26,7 +26,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
-from staged_pool.runtime.models.transformer.layer_patterns import take_apart
+from staged_pool.runtime.models.transformer.layer_patterns import match_layer
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.speedups import Speedups
@@ -326,7 +326,7 @@ def test_a_layer_of_a_decoder_is_left_as_it_is(others: Settings) -> None:
 
 
 def test_an_unsupported_argument_of_a_fused_layer_is_rejected() -> None:
-    parts = take_apart(made("Bert", _TEXT).encoder.layer[0])
+    parts = match_layer(made("Bert", _TEXT).encoder.layer[0])
     assert parts is not None
     layers, x = FusedLayers([parts]), torch.randn(1, 4, 32)
     with torch.inference_mode():
@@ -351,7 +351,7 @@ def test_no_matrix_is_kept_twice() -> None:
 def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool, product: Product) -> None:
     torch.manual_seed(2)
     original = made("Bert", _TEXT).encoder.layer[0]
-    parts = take_apart(original)
+    parts = match_layer(original)
     assert parts is not None
     parts.config._attn_implementation = PACKED
     x, groups = torch.randn(1, 25, 32), [Group(2, 5, 5), Group(3, 1, 1), Group(1, 7, 4), Group(1, 5, 5)]
@@ -375,7 +375,7 @@ def test_what_is_no_number_stays_in_its_sequence(broken: float) -> None:
 
 
 def made_layers() -> list[Layer]:
-    parts = [take_apart(layer) for layer in made("Bert", _TEXT).encoder.layer]
+    parts = [match_layer(layer) for layer in made("Bert", _TEXT).encoder.layer]
     return FusedLayers([one for one in parts if one is not None], "plain").layers
 
 

@@ -44,8 +44,8 @@ def test_a_request_counts_for_all_its_priority_and_its_tenant() -> None:
 
 def test_the_first_request_of_a_tenant_came_alone() -> None:
     in_flight = account()
-    assert [enter(in_flight, tenant="one").came_alone, enter(in_flight, tenant="one").came_alone] == [True, False]
-    assert enter(in_flight, tenant="two").came_alone
+    assert [enter(in_flight, tenant="one").was_alone, enter(in_flight, tenant="one").was_alone] == [True, False]
+    assert enter(in_flight, tenant="two").was_alone
 
 
 def test_estimates_become_true_numbers_and_fall_as_items_leave_the_device() -> None:

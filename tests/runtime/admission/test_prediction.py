@@ -18,15 +18,15 @@ def a_prediction() -> LanePrediction:
 
 
 def learn(
-    prediction: LanePrediction, request_class: RequestClass, late_s: float, *, came_alone: bool, times: int = 200
+    prediction: LanePrediction, request_class: RequestClass, late_s: float, *, was_alone: bool, times: int = 200
 ) -> None:
     for _ in range(times):
-        prediction.learn_lag(request_class, late_s, came_alone=came_alone)
+        prediction.learn_lag(request_class, late_s, was_alone=was_alone)
 
 
 def test_the_lag_of_a_tenant_is_its_own() -> None:
     prediction = a_prediction()
-    learn(prediction, BUSY, 2.0, came_alone=False)
+    learn(prediction, BUSY, 2.0, was_alone=False)
     assert prediction.lag_s(BUSY) == pytest.approx(2.0, rel=0.01)
     assert prediction.lag_s(NEW) == 0.0
     assert prediction.most_lag_s == prediction.lag_s(BUSY)
@@ -34,26 +34,26 @@ def test_the_lag_of_a_tenant_is_its_own() -> None:
 
 def test_a_newcomer_lags_as_those_who_came_alone_with_its_priority() -> None:
     prediction = a_prediction()
-    learn(prediction, BUSY, 1.0, came_alone=True)
+    learn(prediction, BUSY, 1.0, was_alone=True)
     assert prediction.lag_s(NEW) == pytest.approx(1.0, rel=0.01)
     assert prediction.lag_s(RequestClass(Priority.BULK, "new")) == 0.0
 
 
 def test_an_early_answer_makes_no_lag_below_zero() -> None:
     prediction = a_prediction()
-    learn(prediction, BUSY, -3.0, came_alone=True)
+    learn(prediction, BUSY, -3.0, was_alone=True)
     assert (prediction.lag_s(BUSY), prediction.lag_s(NEW)) == (0.0, 0.0)
 
 
 def test_a_class_that_has_nothing_in_flight_is_forgotten_and_then_lags_as_a_newcomer() -> None:
     prediction = a_prediction()
-    learn(prediction, BUSY, 2.0, came_alone=False)
+    learn(prediction, BUSY, 2.0, was_alone=False)
     prediction.catch_up(BUSY)
     assert prediction.lag_s(BUSY) == 0.0
 
 
 def test_an_idle_engine_lags_for_nobody() -> None:
     prediction = a_prediction()
-    learn(prediction, BUSY, 2.0, came_alone=True)
+    learn(prediction, BUSY, 2.0, was_alone=True)
     prediction.catch_up()
     assert (prediction.lag_s(BUSY), prediction.lag_s(NEW), prediction.most_lag_s) == (0.0, 0.0, 0.0)
