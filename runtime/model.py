@@ -244,6 +244,10 @@ class Tokens:
     """Start and end of each token in characters of the text; None for an added special token."""
 
 
+Preprocessed: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
+"""Result of preprocess for one input: its payload, those of the parts that it was cut into, or its error."""
+
+
 class Model(Protocol):
     """A loaded model. `card.forward_calls` threads may call `forward` at once, and any number the other methods."""
 
@@ -254,16 +258,14 @@ class Model(Protocol):
         """Return True if batches of a lane are padded to their longest input."""
         ...
 
-    def preprocess(
-        self, inputs: Sequence[ModelInput]
-    ) -> Sequence[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
         """Turn each input into a payload for the device, or into its error.
 
         Args:
             inputs: Inputs of one lane. Their images are fetched already.
 
         Returns:
-            One result for each input, in order. A tuple holds the parts of an input that was cut.
+            One result for each input, in order.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from staged_pool.stages.channel import Receiver, Sender
 from staged_pool.stages.errors import Abandoned, StagedPoolError
@@ -21,11 +21,11 @@ from staged_pool.stages.work import Prepared
 S = TypeVar("S")
 P = TypeVar("P")
 
-Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]]
-"""Turns inputs into payloads, with one result for each input. An input that is cut into parts has a tuple of payloads.
+Preprocessed: TypeAlias = Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError
+"""Result for one input: its payload, those of the parts that it was cut into, or its error."""
 
-Runs in threads, several calls at once.
-"""
+Preprocess: TypeAlias = Callable[[Sequence[S]], Sequence[Preprocessed[P]]]
+"""Turns inputs into payloads, with one result for each input. Runs in threads, several calls at once."""
 
 
 class PreprocessStage(Stage, Generic[S, P]):
@@ -138,9 +138,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         self.meter.done += len(ready)
         return ready
 
-    async def _call(
-        self, tickets: Sequence[Ticket], payloads: Sequence[S]
-    ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
+    async def _call(self, tickets: Sequence[Ticket], payloads: Sequence[S]) -> Sequence[Preprocessed[P]]:
         call = object()
         self._called_at[call] = began = self._clock()
         self.preparing += len(payloads)
@@ -160,9 +158,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                 if self._service_time is not None:
                     self._service_time.observe(len(payloads), stage_s)
 
-    def _prepare_for(
-        self, tickets: Sequence[Ticket], payloads: Sequence[S]
-    ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
+    def _prepare_for(self, tickets: Sequence[Ticket], payloads: Sequence[S]) -> Sequence[Preprocessed[P]]:
         """Run one call in its thread, unless all callers have left by now.
 
         The thread may have waited for a core.

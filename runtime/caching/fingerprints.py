@@ -14,16 +14,13 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Preprocessed
 from staged_pool.runtime.requests import Output, Outputs
-from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
-
-Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
 
 IDENTITY_BYTES: Final = 16
 """Length of an identity.
@@ -102,16 +99,16 @@ class Identities:
         return made.digest()
 
     def given_to(
-        self, preprocess: Callable[[Sequence[ModelInput]], Sequence[Outcome]]
-    ) -> Callable[[Sequence[ModelInput]], Sequence[Outcome]]:
+        self, preprocess: Callable[[Sequence[ModelInput]], Sequence[Preprocessed]]
+    ) -> Callable[[Sequence[ModelInput]], Sequence[Preprocessed]]:
         """Wrap a preprocess function so that its payloads have identities."""
 
-        def prepare(inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+        def prepare(inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
             return [self._identified(outcome) for outcome in preprocess(inputs)]
 
         return prepare
 
-    def _identified(self, outcome: Outcome) -> Outcome:
+    def _identified(self, outcome: Preprocessed) -> Preprocessed:
         if isinstance(outcome, Prepared):
             return self._with_identity(outcome)
         return tuple(map(self._with_identity, outcome)) if isinstance(outcome, tuple) else outcome

@@ -17,6 +17,7 @@ from staged_pool.runtime.model import (
     ModelInput,
     Payload,
     PreparedImage,
+    Preprocessed,
     Row,
     SparseVector,
     Tokens,
@@ -27,7 +28,7 @@ from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.towers.tower import Outcome, Tower
+from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
@@ -65,7 +66,7 @@ class Encoder:
     def pads(self, lane: Lane) -> bool:
         return lane in self.towers and self.towers[lane].pads
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
         return self.towers[inputs[0].lane].preprocess(inputs) if inputs else []
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:

@@ -124,7 +124,7 @@ MODELS: Final = (
 async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
     async with serving_in_memory(*(models or MODELS), api_keys=("key",)) as served:
         headers = {"authorization": "Bearer key"}
-        async with served.client(served.behind_the_door, headers=headers) as client:
+        async with served.client(served.behind_front_door, headers=headers) as client:
             yield client
 
 

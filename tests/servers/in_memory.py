@@ -39,7 +39,7 @@ class InMemory:
         transport = httpx.ASGITransport(app or self.application)
         return httpx.AsyncClient(transport=transport, base_url="http://test", **settings)
 
-    async def behind_the_door(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def behind_front_door(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application behind its front door, which asks for keys."""
         problem = self.application.front_door.reject(scope)
         await (self.application if problem is None else self.application.answering_with(problem))(scope, receive, send)

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import (  # fmt: skip
+from staged_pool.runtime.model import (
     ModelInput,
     Payload,
     Pixels,
     PreparedImage,
+    Preprocessed,
     Row,
     SparseVector,
     TokenSequence,
     Values,
 )
-from staged_pool.runtime.requests import (  # fmt: skip
+from staged_pool.runtime.requests import (
     Chat,
     ClassifyRequest,
     Content,
@@ -106,9 +107,7 @@ class SimModel(LetterModel):
         )
         super().__init__(card, padded=world.pads)
 
-    def preprocess(
-        self, inputs: Sequence[ModelInput]
-    ) -> list[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Preprocessed]:
         sent = [sent_name(given) for given in inputs]
         for name, given in zip(sent, inputs, strict=True):
             self._check_images(name, given)

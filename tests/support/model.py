@@ -10,13 +10,14 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from staged_pool.runtime.model import (  # fmt: skip
+from staged_pool.runtime.model import (
     Lane,
     ModelCard,
     ModelInput,
     Payload,
     Pixels,
     PreparedImage,
+    Preprocessed,
     Row,
     Span,
     SparseVector,
@@ -104,9 +105,7 @@ class LetterModel:
     def pads(self, lane: Lane) -> bool:
         return self.padded
 
-    def preprocess(
-        self, inputs: Sequence[ModelInput]
-    ) -> Sequence[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
         self.given += inputs
         read = [self._read(given) for given in inputs]
         texts = [text for text in read if isinstance(text, str)]

@@ -23,7 +23,7 @@ from staged_pool.runtime.requests import Chat, Image, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
-Outcome: TypeAlias = Prepared[TokenSequence] | InvalidInput
+ReadInput: TypeAlias = Prepared[TokenSequence] | InvalidInput
 T = TypeVar("T")
 
 
@@ -76,7 +76,7 @@ class MultimodalReader:
                 f"tokens instead of {expected}: it must be the id of the token that stands for an image"
             )
 
-    def read(self, inputs: Sequence[ModelInput]) -> list[Outcome]:
+    def read(self, inputs: Sequence[ModelInput]) -> list[ReadInput]:
         """Prepare each input, or return its error."""
         return [self._read(given) for given in inputs]
 
@@ -99,7 +99,7 @@ class MultimodalReader:
         times = [next(counts) if word == self._layout.image_token else 1 for word in found.ids]
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
-    def _read(self, given: ModelInput) -> Outcome:
+    def _read(self, given: ModelInput) -> ReadInput:
         try:
             if not self._takes_conversations:
                 sequence = self._page(given)

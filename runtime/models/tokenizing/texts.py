@@ -34,7 +34,7 @@ _MAX_PARTS: Final = 1024
 _NO_SPAN: Final = Span(0, 0, None)
 _NONE: Final = SpecialTokens([], [])
 
-Outcome: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
+ReadText: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class TextReader:
         added = shared.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
 
-    def read(self, inputs: Sequence[tuple[ModelInput, TextInput]]) -> list[Outcome]:
+    def read(self, inputs: Sequence[tuple[ModelInput, TextInput]]) -> list[ReadText]:
         """Tokenize each input, or return the error of its request."""
         entries = [self._begin(given, text) for given, text in inputs]
         self._encode([entry for entry in entries if isinstance(entry, _PendingText)])
@@ -186,7 +186,7 @@ class TextReader:
             for entry in some:
                 entry.prompt = ids[entry.given.prompt]
 
-    def _finish(self, entry: _PendingText) -> Outcome:
+    def _finish(self, entry: _PendingText) -> ReadText:
         """Cut the text, add special tokens, and check the result."""
         text, special, limit = entry.text, entry.special, entry.limit
         bare = entry.bare if entry.bare is not None else []

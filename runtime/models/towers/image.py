@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Values
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Preprocessed, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -19,7 +19,6 @@ from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
-from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
@@ -59,7 +58,7 @@ class ImageTower:
     def pads(self) -> bool:
         return self.encoder.pads
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
         return [self._prepare(given) for given in inputs]
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
@@ -76,7 +75,7 @@ class ImageTower:
         count = max(1, round(sum(sizes) / self._tokens(pixels)))
         return [PreparedImage(pixels, frozenset(self.heads), self._tokens(pixels))] * count
 
-    def _prepare(self, given: ModelInput) -> Outcome:
+    def _prepare(self, given: ModelInput) -> Preprocessed:
         image = _lone_image(given)
         if image is None:
             message = (

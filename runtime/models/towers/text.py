@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import ModelInput, Payload, TokenIds, TokenSequence, Values
+from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, TokenIds, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
@@ -20,7 +20,6 @@ from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.input_roles import padded_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
@@ -58,8 +57,8 @@ class TextTower:
     def pads(self) -> bool:
         return self.transformer.layout == "padded"
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
-        return cast("Sequence[Outcome]", self.tokenizer.preprocess(inputs))
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
+        return cast("Sequence[Preprocessed]", self.tokenizer.preprocess(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Start one batch; see `Tower.launch`.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from staged_pool.runtime.model import ModelInput, Payload, Values
+from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, Values
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.requests import Output
-from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import Prepared
-
-Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
-"""Result of preprocessing one input: a payload, several payloads, or an error."""
 
 
 class Tower(Protocol):
@@ -52,7 +47,7 @@ class Tower(Protocol):
         """True: a batch has the tokens of its longest input times its items. False: the sum of its tokens."""
         ...
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
         """Prepare inputs for `launch`; returns one outcome for each, in order.
 
         Payloads that cannot share a batch have different batch keys.

@@ -10,13 +10,12 @@ from typing import cast
 import numpy as np
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, TokenSequence, Values
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, Preprocessed, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.towers.text import TextTower
-from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.models.vision.image_layout import read_image_layout
 from staged_pool.runtime.requests import Output
@@ -59,8 +58,8 @@ class VisionLanguageTower:
     def pads(self) -> bool:
         return self.texts.pads
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
-        return cast("Sequence[Outcome]", self.reader.read(inputs))
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
+        return cast("Sequence[Preprocessed]", self.reader.read(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Start one batch; see `Tower.launch`.

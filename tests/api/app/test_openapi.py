@@ -240,7 +240,7 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
     assert (page.status_code, page.content) == (200, PAGES[path].body)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     served = InMemory(ServerConfig(api_keys=("key",)))
-    async with served.client(served.behind_the_door) as client:
+    async with served.client(served.behind_front_door) as client:
         locked = await client.get(path)
         other = await client.get("/v1/models")
     assert (locked.status_code, locked.content) == (401, PAGES[path].body)
