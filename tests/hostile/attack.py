@@ -87,20 +87,31 @@ class Attack:
     """Seconds of honest work, such as a forward, that may be ahead of the bystander."""
     may_lose: bool
     """The server may reject the bystander meanwhile, clearly and at once: only where nothing better is possible."""
+    prepare: Callable[[], object]
+    """Makes what `run` sends, in the same process, before the time of the attack begins."""
 
 
 _REGISTRY: Final[dict[str, Attack]] = {}
 
 
+def _nothing() -> None:
+    """Prepare nothing."""
+
+
 def attack(
-    name: str, setting: Setting = BOUNDED, *, work_s: float = 0.0, may_lose: bool = False
+    name: str,
+    setting: Setting = BOUNDED,
+    *,
+    work_s: float = 0.0,
+    may_lose: bool = False,
+    prepare: Callable[[], object] = _nothing,
 ) -> Callable[[Callable[[Target], Counts]], Callable[[Target], Counts]]:
     """Register an attack under a name."""
 
     def register(run: Callable[[Target], Counts]) -> Callable[[Target], Counts]:
         if name in _REGISTRY:
             raise ValueError(f"two attacks have the name {name!r}")
-        _REGISTRY[name] = Attack(name, run, setting, work_s, may_lose)
+        _REGISTRY[name] = Attack(name, run, setting, work_s, may_lose, prepare)
         return run
 
     return register

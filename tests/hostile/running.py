@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -105,7 +105,7 @@ def _attacker(attack: Attack) -> Iterator[Connection]:
     It has started before the block begins, because the cost of its start is no part of the attack.
     """
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.run, theirs))
+    process = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack, theirs))
     process.start()
     theirs.close()
     with ours:
@@ -117,11 +117,12 @@ def _attacker(attack: Attack) -> Iterator[Connection]:
             process.join()
 
 
-def _attack(run: Callable[[Target], Counts], told: Connection) -> None:
+def _attack(attack: Attack, told: Connection) -> None:
+    attack.prepare()
     os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
     told.send("ready")
     target = told.recv()
     try:
-        told.send((dict(run(replace(target, unix_time_s=time.time()))), None))  # its time begins here
+        told.send((dict(attack.run(replace(target, unix_time_s=time.time()))), None))  # its time begins here
     except Exception as error:  # noqa: BLE001  # it is told, and fails the attack
         told.send(({}, f"{type(error).__name__}: {error}"))

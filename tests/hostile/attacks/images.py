@@ -10,10 +10,11 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 from PIL import Image as Pillow
 
+from perf.tools.image_files import png, saved
 from tests.hostile.attack import ATTACKER_KEY, Counts, Setting, Target, attack
 
 THREADS = 16
@@ -44,8 +45,6 @@ def _scans(edge: int, count: int) -> bytes:
 
 def _large() -> Mapping[str, Callable[[], bytes]]:
     """Images of which every pixel is taken."""
-    from perf.image_memory import png, saved  # torch: seconds to import
-
     return {
         "1 bit": lambda: png(1, 0)(EDGE),
         "grey of 16 bits": lambda: png(16, 0, clear=b"\0\1")(EDGE),
@@ -60,8 +59,6 @@ def _large() -> Mapping[str, Callable[[], bytes]]:
 
 def _slow() -> Mapping[str, Callable[[], bytes]]:
     """Images that are mostly something else."""
-    from perf.image_memory import png, saved
-
     jpeg, gif = (saved(mode, format)(32) for mode, format in (("RGB", "JPEG"), ("P", "GIF")))
     small = png(8, 2)(32)
     runs = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0) + bytes(1024)
@@ -81,6 +78,7 @@ def _slow() -> Mapping[str, Callable[[], bytes]]:
 
 @cache
 def _bodies(kind: Callable[[], Mapping[str, Callable[[], bytes]]]) -> dict[str, bytes]:
+    """Return the bodies of requests with each image."""
     found = {}
     for name, make in kind().items():
         url = "data:image/x;base64," + base64.b64encode(make()).decode()
@@ -117,13 +115,13 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> Counts:
     return seen
 
 
-@attack("images that unpack to a hundred times their bytes (F5)", SEEING)
+@attack("images that unpack to a hundred times their bytes (F5)", SEEING, prepare=partial(_bodies, _large))
 def large_images(target: Target) -> Counts:
     """Sixteen at a time, for as much memory as the server lets them have."""
     return _send(target, _bodies(_large))
 
 
-@attack("images that unpack, with 4 GiB of address space", UNDER_ULIMIT)
+@attack("images that unpack, with 4 GiB of address space", UNDER_ULIMIT, prepare=partial(_bodies, _large))
 def images_in_an_address_space(target: Target) -> Counts:
     """Send images to a server whose allocations fail beyond a limit."""
     seen = _send(target, _bodies(_large))
@@ -132,7 +130,7 @@ def images_in_an_address_space(target: Target) -> Counts:
     return seen
 
 
-@attack("images of endless scans, chunks and comments (F11)", SEEING)
+@attack("images of endless scans, chunks and comments (F11)", SEEING, prepare=partial(_bodies, _slow))
 def slow_images(target: Target) -> Counts:
     """Files that kept a core, and the interpreter's lock, for up to ten seconds each."""
     return _send(target, _bodies(_slow))

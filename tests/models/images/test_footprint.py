@@ -80,7 +80,8 @@ import sys, threading
 from pathlib import Path
 from staged_pool.api.commands.process import prepare_environment
 prepare_environment(offline=True)
-from perf.image_memory import png, resident_bytes
+from perf.image_memory import resident_bytes
+from perf.tools.image_files import png
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.settings import read_image_settings
