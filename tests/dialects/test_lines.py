@@ -85,7 +85,7 @@ def test_a_reader_who_stops_holds_up_no_other(client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
     body = json.dumps({"input": ["the statement"] * 1500}).encode()
     with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60) as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
         head = "POST /v1/embeddings HTTP/1.1\r\nhost: test\r\naccept: application/x-ndjson\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         slow.sendall(head.encode() + body)
