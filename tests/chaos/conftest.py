@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -11,6 +12,15 @@ from tests.chaos.harness import UnderFire
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
     """Allow imports at start-up, and clients that are plain sockets."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries_are_not_garbage() -> Iterator[None]:
+    """Take imported libraries out of the collections that each server waits for."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

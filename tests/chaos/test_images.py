@@ -302,7 +302,7 @@ async def test_row_39_a_damaged_image_among_31_good_ones_fails_its_own_request_a
         assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
 
 
-async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_images(
+async def test_a_hundred_clients_at_once_get_the_vectors_of_their_own_images(
     clip: Path, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     images = [encode(drawing(30 + seed, 50, seed), "JPEG" if seed % 2 else "PNG") for seed in range(30)]
@@ -310,7 +310,7 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_images
     apart: list[float] = []
     patient = settings(clip, image_cache_mb=1, target_delay_s=1000.0)  # the cache is too small for all of them
     async with attacked(patient) as fire:
-        limits = httpx.Limits(max_connections=300)
+        limits = httpx.Limits(max_connections=100)
         async with fire.served.client(limits=limits) as client, anyio.create_task_group() as tasks:
 
             async def ask(number: int) -> None:
@@ -318,13 +318,13 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_images
                 found = vectors(await client.post("/v1/embeddings", json=body(images[first], images[second])))
                 apart.append(float(np.abs(found - wanted[[first, second]]).max()))
 
-            for number in range(300):
+            for number in range(100):
                 tasks.start_soon(ask, number)
-        assert len(apart) == 300
+        assert len(apart) == 100
         assert max(apart) < CLOSE
         cache = fire.served.engine.statistics().image_cache
         assert cache is not None
-        assert cache.hits + cache.misses == 601  # and that of the harness
+        assert cache.hits + cache.misses == 201  # and that of the harness
         assert cache.hits > 0
         assert 0 < cache.bytes <= cache.max_bytes == 10**6
 

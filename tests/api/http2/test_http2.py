@@ -106,7 +106,7 @@ FLOODS = {
 
 @pytest.fixture
 def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give clients `ALL` units, and let those who owe wait for ever: a slow machine would forgive some of it."""
+    """Give clients `ALL` units, and let debtors wait for ever: a slow machine would forgive some of it."""
     monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS", ALL)
     monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)
     monkeypatch.setattr(http2, "OWING_S", 3600)

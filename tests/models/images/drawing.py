@@ -7,6 +7,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -69,7 +70,7 @@ def reader(folder: Path, **config: Any) -> ImageReader:
 def pixels(width: int, height: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """[height, width, 3]: slow changes, hard edges and noise, other ones for each seed."""
     random = np.random.default_rng(seed)
-    rows, columns = np.indices((height, width))
+    rows, columns = np.arange(height)[:, None], np.arange(width)
     waves = np.stack([np.sin(rows / (5 + seed) + k) * np.cos(columns / (9 - k)) for k in range(3)], axis=-1)
     values = 128 + 100 * waves + random.integers(-20, 20, (height, width, 3))
     values[height // 3 : height // 2, width // 4 : width // 2] = (255, 0, 0)
@@ -86,8 +87,14 @@ def encode(source: Pillow.Image, format: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+@lru_cache(256)
+def encoded(width: int, height: int, seed: int, format: str) -> bytes:
+    """The file of a drawing, made once: it takes longer than its reading, which is tested."""
+    return encode(drawing(width, height, seed), format)
+
+
 def image(width: int, height: int, seed: int = 0, format: str = "PNG", **options: object) -> Image:
-    return Image(encode(drawing(width, height, seed), format), options)
+    return Image(encoded(width, height, seed, format), options)
 
 
 def png(width: int, height: int, *chunks: tuple[bytes, bytes], data: bytes = b"") -> bytes:

@@ -31,7 +31,7 @@ from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
 from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
-from tests.models.images.drawing import drawing, encode
+from tests.models.images.drawing import drawing, encode, image
 from tests.models.oracle import Array
 from tests.models.requests import classify, embed, prepare, score, text_tower
 from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
@@ -138,7 +138,7 @@ def test_the_fast_path_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadT
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
 def test_a_draft_gives_nearly_the_same_vectors_and_nobody_gets_one_unasked(kind: str, load_tiny: LoadTiny) -> None:
-    files: list[str | Image] = [Image(encode(drawing(1920, 1080, seed), "JPEG")) for seed in range(3)]
+    files: list[str | Image] = [image(1920, 1080, seed, "JPEG") for seed in range(3)]
     sharp, draft = dense(load_tiny(kind), files), dense(load_tiny(kind, image_draft=True), files)
     assert cosines(sharp, draft).min() > DRAFT
     assert not np.array_equal(sharp, draft)
