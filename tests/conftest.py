@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -35,6 +36,12 @@ BACKENDS = [
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("searching", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "1000")))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports made out of later garbage collections: with torch among it, each takes most of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,15 +11,6 @@ from tests.chaos.harness import UnderFire
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
     """Allow imports at start-up, and clients that are plain sockets."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def libraries_are_not_garbage() -> Iterator[None]:
-    """Take imported libraries out of the collections that each server waits for."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -265,11 +265,11 @@ def garbage() -> Iterator[Callable[[], set[str]]]:
         return {one.__qualname__ for one in types if one.__module__.startswith("staged_pool.")}
 
     gc.disable()
+    gc.collect()
     gc.freeze()  # ignore the objects that exist already
     try:
         yield collect
     finally:
-        gc.unfreeze()
         gc.enable()
 
 
