@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.models.tiny import build, edit_json, rerankers, write_json
+from tests.servers.in_process import invoke_command
 from tests.servers.process import run_command
 
 
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_event_loop() -> None:
+    """These tests have no event loop of their own, and import models."""
+
+
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_command("check", "--offline", *arguments)
+    return invoke_command("check", "--offline", *arguments)
 
 
 def told(stderr: str) -> list[str]:
@@ -28,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_card_is_printed_as_one_object(folder: Path) -> None:
-    done = check(str(folder), "--dtype", "float32")
+    done = run_command("check", "--offline", str(folder), "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     card = json.loads(done.stdout)
     assert (card["name"], card["architecture"], card["dtype"]) == ("nomic", "NomicBertModel", "float32")
@@ -87,7 +93,7 @@ def test_a_language_model_of_which_nothing_is_known_names_the_ways_out_that_work
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("error: config.json: LlamaForCausalLM is a language model")
     assert all(flag in done.stderr for flag in ("--task embed", "--task score", "--score-template", "--score-tokens"))
-    embedded = run_command("embed", "--offline", "--model", folder, "--task", "embed", "a text")
+    embedded = invoke_command("embed", "--offline", "--model", folder, "--task", "embed", "a text")
     assert len(json.loads(embedded.stdout)["embedding"]) == 32
     scored = check(folder, "--score-template", "{query} {document}", "--score-tokens", "yes,no", "--dtype", "float32")
     assert json.loads(scored.stdout)["activation"] == "sigmoid"

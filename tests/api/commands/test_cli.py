@@ -1,4 +1,7 @@
-"""The command as a user runs it: a process of its own."""
+"""The command as a user runs it.
+
+Each command also runs in a process of its own. The other tests run it in theirs, or share a process.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -19,6 +23,7 @@ from staged_pool.runtime.requests import Image, Output
 from tests.models.images.drawing import drawing, encode
 from tests.models.requests import embed
 from tests.models.tiny import CLASSIFIERS, build
+from tests.servers.in_process import invoke_command
 from tests.servers.process import START_S, ServerProcess, run_command, serve_command
 
 
@@ -31,16 +36,17 @@ def server_of(*flags: str, folder: Path) -> ServerProcess:
     return ServerProcess(serve_command(*flags), folder / "log")
 
 
+STEPS = ["server.listening", "server.ready", "server.stopping", "server.stopped"]
+"""Events of a server's life."""
+
+
 def names(server: ServerProcess) -> list[str]:
     """The names of the events in its log, which is nothing but JSON."""
     return [json.loads(line)["event"] for line in server.log.splitlines()]
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_it_answers_probes_at_once_serves_when_loaded_and_drains_when_told(
-    backend: str, tiny_folder: Path, tmp_path: Path
-) -> None:
-    with server_of("--backend", backend, "--model", str(tiny_folder), folder=tmp_path) as server:
+def test_it_answers_probes_at_once_serves_when_loaded_and_drains_when_told(tiny_folder: Path, tmp_path: Path) -> None:
+    with server_of("--backend", "asyncio", "--model", str(tiny_folder), folder=tmp_path) as server:
         health, ready = server.ask("/health"), server.ask("/ready")
         server.wait_ready()
         answer = server.ask("/v1/embeddings", {"input": ["a", "b"]})
@@ -51,11 +57,7 @@ def test_it_answers_probes_at_once_serves_when_loaded_and_drains_when_told(
     assert len(answer[1]["data"]) == 2
     assert code == 0
     assert names(server)[0] == "server.listening"
-    assert [name for name in names(server) if name.startswith("server.")][1:] == [
-        "server.ready",
-        "server.stopping",
-        "server.stopped",
-    ]
+    assert [name for name in names(server) if name.startswith("server.")] == STEPS
 
 
 def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path) -> None:
@@ -63,22 +65,6 @@ def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path) -> 
         assert server.ask("/ready")[0] == 503
         assert server.end(signal.SIGINT) == 0
     assert "server.ready" not in names(server)
-
-
-@pytest.mark.parametrize(
-    ("flag", "words"),
-    [
-        (("--preprocess-limit", "0"), "must be at least 1"),
-        (("--body-limit-mb", "0"), "must be between 0.001 and 2048"),
-        (("--port", "99999"), "must be between 0 and 65535"),
-        (("--media-timeout", "0.0"), "must be between 0.001 and 86400"),
-        (("--max-image-pixels", "0"), "must be at least 1"),
-    ],
-)
-def test_a_setting_out_of_range_is_named_as_a_flag(flag: tuple[str, str], words: str) -> None:
-    done = run_command("serve", *flag)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {flag[0]} {flag[1]}: {words}\n"
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
@@ -91,21 +77,25 @@ def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
     )
 
 
-def test_a_host_that_is_not_there_is_said_in_a_sentence() -> None:
-    done = run_command("serve", "--host", "no.such.host.invalid")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: --host 'no.such.host.invalid': no such host name or address\n",
-    )
+_LIGHT = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
+"""Neither can be imported: a command must end before it needs them, which takes seconds."""
 
+LIGHT = [sys.executable, "-c", _LIGHT + "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
 
-LIGHT = [
+LIGHT_ONE_AFTER_THE_OTHER = [
     sys.executable,
     "-c",
-    "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
-    "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')",
+    _LIGHT
+    + """
+import json
+from click.testing import CliRunner
+from staged_pool.api.commands.cli import main
+for arguments in json.load(sys.stdin):
+    done = CliRunner().invoke(main, arguments, "\\n", prog_name="staged-pool")
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+""",
 ]
-"""The command where neither can be imported: it must end before it needs them, which takes seconds."""
+"""Reads commands as JSON, and prints the exit code, stdout and stderr of each."""
 
 WRONG: list[tuple[list[str], str]] = [
     (["serve", "--model", "/nope"], "--model '/nope': there is no such folder"),
@@ -128,22 +118,64 @@ WRONG: list[tuple[list[str], str]] = [
     (["embed", "--device", "cpu", "--dtype", "float16", "a"], "--dtype 'float16': is for GPUs"),
     (["embed", "--device", "cuda", "--forward-workers", "2", "a"], "--forward-workers 2: a cuda device"),
     (["serve", "--score-template", "{query}", "--model", "."], "must have one field {document}"),
+    (["serve", "--preprocess-limit", "0"], "error: --preprocess-limit 0: must be at least 1\n"),
+    (["serve", "--body-limit-mb", "0"], "error: --body-limit-mb 0: must be between 0.001 and 2048\n"),
+    (["serve", "--port", "99999"], "error: --port 99999: must be between 0 and 65535\n"),
+    (["serve", "--host", "no.such.host.invalid"], "--host 'no.such.host.invalid': no such host name or address\n"),
+    (["serve", "--media-timeout", "0.0"], "error: --media-timeout 0.0: must be between 0.001 and 86400\n"),
+    (["serve", "--max-image-pixels", "0"], "error: --max-image-pixels 0: must be at least 1\n"),
+    (["serve", "--port", "0", "--api-key", ""], "--api-key (number 1): must be"),
+    (["serve", "--port", "0", "--api-key-file", "/no/such/file"], "--api-key-file '/no/such/file': cannot be read"),
+    (["serve", "--port", "0", "--tls-cert", "/no/such/file"], "TLS needs a certificate and its key"),
+    (
+        ["serve", "--port", "0", "--cors-origin", "example.org"],
+        "--cors-origin 'example.org': expected scheme://host",
+    ),
+    (["serve", "--port", "0", "--quic-port", "4433"], "HTTP/3 is never without TLS"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(wrong)[:40] for wrong, _ in WRONG])
-def test_what_is_wrong_is_said_before_torch_is_imported(arguments: list[str], words: str) -> None:
-    done = run_command(*arguments, command=LIGHT, stdin="\n", HF_HUB_OFFLINE="1")
+@pytest.fixture(scope="module")
+def told_before_torch() -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each command of `WRONG`, which share a process."""
+    commands = json.dumps([arguments for arguments, _ in WRONG])
+    done = run_command(command=LIGHT_ONE_AFTER_THE_OTHER, stdin=commands, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("index", range(len(WRONG)), ids=[" ".join(wrong)[:40] for wrong, _ in WRONG])
+def test_what_is_wrong_is_said_before_torch_is_imported(
+    index: int, told_before_torch: list[tuple[int, str, str]]
+) -> None:
+    code, stdout, stderr = told_before_torch[index]
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: ")
+    assert WRONG[index][1] in stderr
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--model", "/nope"],
+        ["embed", "--model", "/nope", "a"],
+        ["score", "--model", "/nope", "a query", "a document"],
+        ["classify", "--model", "/nope", "a"],
+        ["check", "/nope"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_process_ends_with_one_line_before_torch_is_imported(arguments: list[str]) -> None:
+    done = run_command(*arguments, command=LIGHT)
     assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert done.stderr.startswith("error: --model '/nope': there is no such folder")
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("wrong", ["missing", "without weights"])
-def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_weights_ends_it_with_one_line(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    if wrong == "without weights":
-        shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     done = run_command("serve", "--port", "0", "--model", str(folder))
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2
@@ -154,9 +186,9 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_fo
 
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> None:
-    texts = ["a query", "another"]
+    run, texts = run_command if from_stdin else invoke_command, ["a query", "another"]
     arguments, stdin = ([], "\n".join(texts) + "\n") if from_stdin else (texts, "")
-    done = run_command(
+    done = run(
         "embed", "--model", str(tiny_folder), "--offline", "--matryoshka", "--dimensions", "3", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -169,9 +201,9 @@ def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> 
 
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path) -> None:
-    documents = ["a query", "another"]
+    run, documents = run_command if from_stdin else invoke_command, ["a query", "another"]
     arguments, stdin = ([], "\n".join(documents) + "\n") if from_stdin else (documents, "")
-    done = run_command(
+    done = run(
         "score", "--model", str(tiny_folder), "--offline", "--dtype", "float32", "a query", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -183,7 +215,7 @@ def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path)
 
 def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
     folder = build(next(iter(CLASSIFIERS)), tmp_path / "classifier")
-    done = run_command("classify", "--model", str(folder), "--offline", "a text", "another")
+    done = invoke_command("classify", "--model", str(folder), "--offline", "a text", "another")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert [(row["index"], row["text"]) for row in rows] == [(0, "a text"), (1, "another")]
@@ -191,17 +223,17 @@ def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
 
 
 def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -> None:
-    done = run_command("classify", "--model", str(tiny_folder), "--offline", "a text")
+    done = invoke_command("classify", "--model", str(tiny_folder), "--offline", "a text")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].endswith("has no labels to classify by.")
 
 
 def test_an_image_is_read_from_its_file_and_a_model_of_texts_rejects_it(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"cat")
-    done = run_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
+    done = invoke_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].endswith("reads no images.")
-    missing = run_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
+    missing = invoke_command("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
     assert missing.returncode == 2
     assert "dog.png" in "".join(missing.stderr.replace("│", "").split())  # the box breaks lines
 
@@ -219,7 +251,7 @@ def images(tmp_path: Path) -> list[Path]:
 def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: list[Path]) -> None:
     folder = build(kind, tmp_path / kind)
     common = ("embed", "--model", str(folder), "--offline", "--dtype", "float32")
-    done = run_command(*common, "--image", str(images[0]), "a text", "--image", str(images[1]))
+    done = invoke_command(*common, "--image", str(images[0]), "a text", "--image", str(images[1]))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     named = [(row["index"], row.get("text"), row.get("image")) for row in rows]
@@ -234,7 +266,7 @@ def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: li
 
 def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
-    done = run_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
+    done = invoke_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert [row["image"] for row in rows] == [*map(str, images)]
@@ -246,50 +278,64 @@ def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:
 def test_an_image_that_cannot_be_read_is_named_by_its_file(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
     images[1].write_bytes(images[1].read_bytes()[:100])
-    done = run_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
+    done = invoke_command("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {images[1]}: The image is a JPEG that cannot be decoded")
 
 
-def test_keys_of_a_file_are_asked_for_and_do_not_come_out(tiny_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("# ours\nvery-secret\n")
-    keys = ("--api-key-file", str(tmp_path / "keys"))
-    with server_of("--model", str(tiny_folder), *keys, "--log-level", "debug", folder=tmp_path) as server:
-        server.wait_ready()
-        status, rejected = server.ask("/v1/embeddings", {"input": "a"})
-        assert (status, rejected["error"]["type"]) == (401, "AuthenticationError")
-        assert server.end() == 0
-    assert "very-secret" not in server.log
+@dataclass(frozen=True)
+class Served:
+    """Answers and log of a server with keys, on a Unix socket and on trio."""
+
+    probes: tuple[int, int]
+    without_key: tuple[int, str]
+    with_key: int
+    code: int
+    names: list[str]
+    log: str
+    socket_is_left: bool
 
 
-def test_a_server_on_a_unix_socket_removes_it_when_it_ends(tiny_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "pool.sock"
-    with server_of("--model", str(tiny_folder), "--unix-socket", str(path), folder=tmp_path) as server:
+@pytest.fixture(scope="module")
+def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "keys").write_text("# ours\nvery-secret\n")
+    path = folder / "pool.sock"
+    keys = ("--api-key-file", str(folder / "keys"), "--log-level", "debug")
+    flags = ("--backend", "trio", "--unix-socket", str(path), *keys)
+    with server_of("--model", str(tiny_folder), *flags, folder=folder) as server:
         server.wait_listening()
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://pool", timeout=30) as client:
+            probes = (client.get("/health").status_code, client.get("/ready").status_code)
             server.wait_until(lambda: client.get("/ready").status_code == 200, START_S)
-            assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
-        assert server.end() == 0
-    assert not path.exists()
+            rejected = client.post("/v1/embeddings", json={"input": "a"})
+            key = {"authorization": "Bearer very-secret"}
+            answered = client.post("/v1/embeddings", json={"input": "a"}, headers=key)
+        code = server.end()
+    without_key = (rejected.status_code, rejected.json()["error"]["type"])
+    return Served(probes, without_key, answered.status_code, code, names(server), server.log, path.exists())
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--api-key", ""), "--api-key (number 1): must be"),
-        (("--api-key-file", "/no/such/file"), "--api-key-file '/no/such/file': cannot be read"),
-        (("--tls-cert", "/no/such/file"), "TLS needs a certificate and its key"),
-        (("--cors-origin", "example.org"), "--cors-origin 'example.org': expected scheme://host"),
-        (("--quic-port", "4433"), "HTTP/3 is never without TLS"),
-    ],
-)
-def test_a_wrong_flag_of_access_or_transport_ends_with_one_line(flags: tuple[str, ...], words: str) -> None:
-    done = run_command("serve", "--port", "0", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
-    assert words in line
+def test_probes_requests_and_the_drain_are_the_same_on_trio(served: Served) -> None:
+    assert served.probes == (200, 503)
+    assert served.with_key == 200
+    assert served.code == 0
+    assert served.names[0] == "server.listening"
+    assert [name for name in served.names if name.startswith("server.")] == STEPS
+
+
+def test_keys_of_a_file_are_asked_for_and_do_not_come_out(served: Served) -> None:
+    assert served.without_key == (401, "AuthenticationError")
+    assert served.with_key == 200
+    assert "very-secret" not in served.log
+
+
+def test_a_server_on_a_unix_socket_removes_it_when_it_ends(served: Served) -> None:
+    assert served.with_key == 200
+    assert served.code == 0
+    assert not served.socket_is_left
 
 
 def test_the_version_is_printed() -> None:
