@@ -60,6 +60,8 @@ PIECES = [
     *["foo bar", "two  blanks", "  ", " ", " ", " ", " "],
 ]
 TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=60).map("".join)
+FEWER = settings(max_examples=settings().max_examples * 2 // 5)
+"""There are as many tokenizers as a single test has examples."""
 LONG_TEXT = st.builds(lambda text, other, count: text + " x y " * count + other, TEXT, TEXT, st.integers(0, 60))
 
 
@@ -92,7 +94,7 @@ def tokenizer(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> Tokeni
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@FEWER
 @given(text=LONG_TEXT, wanted=st.integers(0, 30))
 def test_the_beginning_of_a_long_text_has_the_ids_of_the_whole(tokenizer: Tokenizer, text: str, wanted: int) -> None:
     assert_same_beginning(tokenizer, text, wanted)
@@ -145,7 +147,7 @@ def test_every_way_of_splitting_that_is_allowed_keeps_the_beginning(case: str, a
         )
     assert can_cut(tokenizer)
 
-    @settings(max_examples=150, deadline=None)
+    @FEWER
     @given(text=LONG_TEXT, wanted=st.integers(0, 30))
     def holds(text: str, wanted: int) -> None:
         assert_same_beginning(tokenizer, text, wanted)

@@ -219,11 +219,15 @@ def test_a_vector_depends_on_no_other_text(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     folder, fresh = build(kind, tmp_path / "model")
     attentions: tuple[Attention, ...] = ("auto", "padded") if kind.attention == "packed" else ("auto",)
-    for attention in attentions:
-        model = load_model(EngineConfig(model=str(folder), dtype="float32", attention=attention, torch_threads=1))
-        sequences = texts(model.card.vocabulary, [min(length, model.card.max_tokens) for length in LENGTHS])
-        wanted = np.stack([right(fresh, sequence) for sequence in sequences])
-        most = ROUGH.get(name, CLOSE)
+    models = [
+        load_model(EngineConfig(model=str(folder), dtype="float32", attention=attention, torch_threads=1))
+        for attention in attentions
+    ]
+    card = models[0].card
+    sequences = texts(card.vocabulary, [min(length, card.max_tokens) for length in LENGTHS])
+    wanted = np.stack([right(fresh, sequence) for sequence in sequences])
+    most = ROUGH.get(name, CLOSE)
+    for attention, model in zip(attentions, models, strict=True):
         assert model.card.attention == (kind.attention if attention == "auto" else "padded")
         together = embedded(model, sequences)
         assert far(together, wanted) <= most, "beside others"

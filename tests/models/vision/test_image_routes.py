@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import BACKENDS
 from tests.models.conftest import TinyFolder
 from tests.models.images.drawing import image
 from tests.servers.in_memory import serving_in_memory
@@ -39,7 +40,13 @@ def part(source: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": source}}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=BACKENDS)
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """A loop for all tests of the module, which share its servers."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
 def folders(tiny_folder: TinyFolder) -> dict[str, Path]:
     """Built before the event loop runs, which must not be blocked."""
     return {kind: tiny_folder(kind) for kind in KINDS}
@@ -52,20 +59,20 @@ async def client_of(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient
         yield client
 
 
-@pytest.fixture
-async def client(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def client(anyio_backend: object, folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(folders) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> dict[str, Path]:
     """That of one kind."""
     return {request.param: tiny_folder(request.param)}
 
 
-@pytest.fixture
-async def alone(folder: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def alone(anyio_backend: object, folder: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
     """A client of that model alone."""
     async with client_of(folder) as client:
         yield client
