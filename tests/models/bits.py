@@ -1,4 +1,4 @@
-"""Digests of an engine's vectors for 64 texts in several batches, printed by a process.
+"""Digests of an engine's vectors for 32 texts in several batches, printed by a process.
 
 The argument is a model folder. Prints one line of JSON: by dtype and by whether the engine is deterministic.
 """
@@ -23,7 +23,7 @@ from staged_pool.runtime.engine.open import open_engine
 Vectors = NDArray[np.float32]
 
 WORDS = " ".join(topics.values()).split()
-TEXTS = [" ".join(WORDS[n * 97 : n * 97 + 1 + n * n % 31]) for n in range(64)]
+TEXTS = [" ".join(WORDS[n * 97 : n * 97 + 1 + n * n % 31]) for n in range(32)]
 SCORED = 9
 """Texts that are compared with the first one."""
 RESTS = 8
