@@ -21,7 +21,6 @@ from staged_pool.runtime.requests import ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import plan
 from staged_pool.stages.work import Prepared
-from tests.conftest import BACKENDS
 from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.retrieval import PASSAGES, QUERIES
@@ -71,13 +70,12 @@ def test_real_weights_find_the_answers(minilm: Encoder) -> None:
 
 
 @pytest.fixture
-async def engine(anyio_backend: object) -> AsyncIterator[Engine]:
+async def engine() -> AsyncIterator[Engine]:
     async with open_engine(EngineConfig()) as engine:
         yield engine
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", BACKENDS[:1])
 async def test_rerank_puts_the_answer_first(engine: Engine) -> None:
     best = []
     for question in QUESTIONS:
