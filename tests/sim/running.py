@@ -63,19 +63,17 @@ def prepared() -> Iterator[None]:
     It may be entered again inside itself. What was there before the outermost one is never looked through for garbage:
     with torch and transformers among it that takes longer than many seeds.
     """
-    was_enabled, is_outermost = gc.isenabled(), not gc.get_freeze_count()
+    is_outermost = gc.isenabled()
     gc.collect()
     if is_outermost:
         gc.freeze()
-    gc.disable()
+        gc.disable()
     try:
         with logs_to(_drop):
             yield
     finally:
-        if was_enabled:
-            gc.enable()
         if is_outermost:
-            gc.unfreeze()
+            gc.enable()
 
 
 LOGGED: Counter[str] = Counter()
