@@ -25,7 +25,7 @@ def all_commands(
     overhead.run(options, rounds=20, calls=30, embedded=True)
     liveness.run(options, rounds=1, seconds=15.0, clients=64)
     throughput.run(options, seconds=4.0)
-    fanout.run(options, rounds=5, seconds=6.0, clients=8)
+    fanout.run(options, rounds=3, seconds=12.0, clients=8)  # a ranking takes up to eight seconds
     overload.run(options, shape=overload.DEFAULT_SHAPE, seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)

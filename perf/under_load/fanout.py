@@ -64,7 +64,7 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
                 bar.advance(bar.task_ids[0])
         quiet, busy, ranked = (report.Summary.of(values) for values in (alone, beside, rankings))
         if quiet is None or busy is None or ranked is None:
-            raise RuntimeError("a load had no answer at all")
+            raise RuntimeError(f"no text or no ranking was answered within {seconds:g} s: take a longer --seconds")
         rows = [
             ["alone", report.number(float(np.median(rates["alone"]))), *report.Summary.cells(quiet), "-", "-"],
             ["beside rankings", report.number(float(np.median(rates["beside"]))), *report.Summary.cells(busy),
