@@ -480,7 +480,7 @@ class EngineConfig:
         wanted = self.max_batch_tokens or (1024 if device.startswith("cpu") else 16_384)
         return wanted if memory_tokens is None else min(wanted, memory_tokens)
 
-    def min_batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
+    def least_batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
         """Token budget of a batch while few requests wait. See `batch_tokens`.
 
         On a CPU a small batch takes as little time for each token as a large one. But each kernel call may wait for

@@ -75,7 +75,7 @@ def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> Lane
     """Return the service time of a lane before the first measurement."""
     budget = Budget(
         config.batch_tokens(card.device, card.memory_tokens),
-        start=config.min_batch_tokens(card.device, card.memory_tokens),
+        start=config.least_batch_tokens(card.device, card.memory_tokens),
         target_s=config.target_batch_s,
     )
     return LaneServiceTime(budget=budget, preprocess=ServiceTimeModel() if lane == "image" else None)
@@ -193,7 +193,7 @@ def _batch_former(lane: Lane, parts: LaneParts, config: EngineConfig, model: Mod
     return BatchFormer(
         max_items=config.max_batch_items,
         max_batch_tokens=parts.service_time.budget.tokens,
-        min_batch_tokens=config.min_batch_tokens(card.device, card.memory_tokens),
+        min_batch_tokens=config.least_batch_tokens(card.device, card.memory_tokens),
         pads=model.pads(lane),
         slots=card.forward_workers,
         lane=lane,
