@@ -139,7 +139,7 @@ class _Contents(Generic[T]):
 
 
 class Sender(Generic[T]):
-    """A sending end of a channel, owned by the earlier stage or by the pipeline."""
+    """A sending end of a channel, owned by the earlier stage or by the engine."""
 
     def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
         self._stream = stream

@@ -17,7 +17,7 @@ REQUEST_SETTINGS: Final = frozenset({
 """Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 
 ADMISSION: Final = "door"
-"""Stage of a request that is not in the pipeline yet.
+"""Stage of a request that has not reached the first stage yet.
 
 The value is a label of `staged_pool_cancelled_total` and `staged_pool_expired_total`: a change breaks dashboards.
 """

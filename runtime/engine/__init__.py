@@ -1,1 +1,1 @@
-"""The engine: it loads models, builds the pipeline and takes requests."""
+"""The engine: it loads models, builds its stages and takes requests."""

@@ -15,11 +15,11 @@ from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_api import EngineApi
+from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_for_scope
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.engine.pipeline import Pipeline
 from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter
@@ -84,7 +84,7 @@ class Engine(EngineApi, TokenApi):
             math.inf if config.split_long_inputs else model.card.max_tokens,
         )
         self._planner = RequestPlanner(config, model.card, self._admission)
-        self._pipeline = Pipeline(
+        self._stages = EngineStages(
             config,
             model,
             accept=self._planner.plan,
@@ -96,11 +96,11 @@ class Engine(EngineApi, TokenApi):
             shared_cores=shared_cores,
             options=options,
         )
-        self._planner.obstruction = self._pipeline.obstruction
-        self._admission.in_flight.fed_tokens_freed = lambda lane: self._pipeline.feeds[lane].grant()
-        self._requests = FollowedRequests(self._pipeline, self._admission)
+        self._planner.obstruction = self._stages.obstruction
+        self._admission.in_flight.fed_tokens_freed = lambda lane: self._stages.feeds[lane].grant()
+        self._requests = FollowedRequests(self._stages, self._admission)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
-        self._life = Lifecycle(config, self._pipeline, self._requests, offloads, memory)
+        self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
 
     @property
     def card(self) -> ModelCard:
@@ -320,15 +320,15 @@ class Engine(EngineApi, TokenApi):
             admission=self._admission.statistics(),
             cancelled=dict(self._requests.cancelled),
             expired=dict(self._requests.expired),
-            overdue_preprocess_calls=self._pipeline.overdue_calls(),
-            stages=self._pipeline.stage_statistics(),
+            overdue_preprocess_calls=self._stages.overdue_calls(),
+            stages=self._stages.stage_statistics(),
             priorities={
-                priority: self._pipeline.priority_statistics(priority, requests=self._admission.requests_of(priority))
+                priority: self._stages.priority_statistics(priority, requests=self._admission.requests_of(priority))
                 for priority in Priority
             },
-            device=self._pipeline.device_statistics(),
+            device=self._stages.device_statistics(),
             image_cache=self._model.image_cache,
-            result_cache=None if (results := self._pipeline.results) is None else results.statistics,
+            result_cache=None if (results := self._stages.results) is None else results.statistics,
         )
 
     def clear_image_cache(self) -> None:
@@ -337,7 +337,7 @@ class Engine(EngineApi, TokenApi):
 
     def clear_result_cache(self) -> None:
         """Drop the cached rows. Rows under way go to their requests, and are cached again."""
-        self._pipeline.clear_result_cache()
+        self._stages.clear_result_cache()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Engine]:

@@ -11,7 +11,7 @@ import anyio
 
 from staged_pool.runtime.admission.accounting import Reservation
 from staged_pool.runtime.admission.controller import Admission
-from staged_pool.runtime.engine.pipeline import Pipeline
+from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, ScopeEnds
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
@@ -25,12 +25,12 @@ class FollowedRequests:
     """Every admitted request, until its outcome is known and its reservation is given back.
 
     Args:
-        pipeline: Takes the requests.
+        stages: Take the requests.
         admission: Made the reservations.
     """
 
-    def __init__(self, pipeline: Pipeline, admission: Admission) -> None:
-        self._pipeline = pipeline
+    def __init__(self, stages: EngineStages, admission: Admission) -> None:
+        self._stages = stages
         self._admission = admission
         self.tickets: dict[Ticket, Reservation] = {}
         self._scopes: dict[object, anyio.CancelScope] = {}
@@ -46,7 +46,7 @@ class FollowedRequests:
         return bool(self.tickets or self._scopes)
 
     async def follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
-        """Send a request into the pipeline and wait for its answer. However this ends, its reservation is given back.
+        """Send a request to the stages and wait for its answer. However this ends, its reservation is given back.
 
         Raises:
             ScopeEnds: A stage dropped the work, because the caller's scope ends too soon.
@@ -55,11 +55,11 @@ class FollowedRequests:
         ticket = arrival.ticket
         self.tickets[ticket] = reservation
         try:
-            if timeout_s == math.inf and self._pipeline.enter_nowait(arrival):
+            if timeout_s == math.inf and self._stages.enter_nowait(arrival):
                 await ticket.wait_settled()  # no scope is needed: whatever happens, the ticket wakes its caller
             else:
                 with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
-                    await self._pipeline.enter(arrival)
+                    await self._stages.enter(arrival)
                     await ticket.wait_settled()
                 if not ticket.settled:
                     late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
@@ -79,7 +79,7 @@ class FollowedRequests:
             ticket.release()
 
     async def run_call(self, reservation: Reservation, offload: Offload, call: Callable[[A], R], argument: A) -> R:
-        """Run a call outside the pipeline, such as tokenizing. A drain waits for it, too.
+        """Run a call that needs no stage, such as tokenizing. A drain waits for it, too.
 
         Raises:
             EngineStopped: The engine was stopped before the call was done.

@@ -91,7 +91,7 @@ class SharedCores:
     def __init__(self, count: int | None) -> None:
         self._count = count
         self.lanes: Mapping[Lane, LaneStages] = {}
-        """All lanes of the pipeline; set when they are built."""
+        """All lanes of the engine; set when they are built."""
 
     def calls_elsewhere(self, lane: Lane) -> int:
         """Count the forwards and preprocess calls of the other lanes on the shared cores.

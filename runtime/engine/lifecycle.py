@@ -9,8 +9,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
-from staged_pool.runtime.engine.pipeline import Pipeline
 from staged_pool.runtime.memory.governor import MemoryGovernor, Pressure
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import EngineStopped
@@ -22,14 +22,14 @@ log = get_logger("staged_pool.engine")
 
 
 class Lifecycle:
-    """Runs the pipeline of an engine from its start to its end.
+    """Runs the stages of an engine from its start to its end.
 
     There are three ends: a drain finishes the requests in flight, a stop cancels them, and a stage that gives up breaks
     the engine. After each of them every ticket is settled.
 
     Args:
         config: Drain timeout and preprocess alarm.
-        pipeline: The stages.
+        stages: The stages of the engine.
         requests: The requests in flight.
         offloads: Thread pools whose calls may hang.
         memory: Tells of memory pressure.
@@ -38,13 +38,13 @@ class Lifecycle:
     def __init__(
         self,
         config: EngineConfig,
-        pipeline: Pipeline,
+        stages: EngineStages,
         requests: FollowedRequests,
         offloads: Collection[Offload],
         memory: MemoryGovernor,
     ) -> None:
         self._config = config
-        self._pipeline = pipeline
+        self._stages = stages
         self._requests = requests
         self._offloads = offloads
         self._memory = memory
@@ -53,12 +53,12 @@ class Lifecycle:
         self._broken = anyio.Event()
         self._breakage: str | None = None
         self.phase = Phase.READY
-        pipeline.on_give_up(self._break)
+        stages.on_give_up(self._break)
 
     @property
     def fault(self) -> str | None:
         """Reason for taking no requests, for now or for ever; None if there is none."""
-        return self._breakage or self._pipeline.obstruction()
+        return self._breakage or self._stages.obstruction()
 
     def check_open(self) -> None:
         """Reject a request that the engine cannot take at present.
@@ -88,11 +88,11 @@ class Lifecycle:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the pipeline for a block: drain at its end, or stop if it raises or is cancelled."""
+        """Run the stages for a block: drain at its end, or stop if it raises or is cancelled."""
         stop_listening = self._memory.listen(self._save_memory, self._requests.any)
         async with anyio.create_task_group() as owner:
             try:
-                await owner.start(self._run_pipeline)
+                await owner.start(self._run_stages)
                 yield
                 await self.drain(self._config.drain_timeout_s)
             except BaseException:
@@ -100,14 +100,14 @@ class Lifecycle:
                 raise
             finally:
                 self.phase = Phase.STOPPED
-                self._pipeline.close()
+                self._stages.close()
                 self._requests.fail_all("The engine is stopped.")
                 stop_listening()
                 owner.start_soon(self._leave_hanging_calls)
 
-    async def _run_pipeline(self, *, task_status: TaskStatus[None]) -> None:
+    async def _run_stages(self, *, task_status: TaskStatus[None]) -> None:
         try:
-            await self._pipeline.run(task_status=task_status)
+            await self._stages.run(task_status=task_status)
         except* anyio.BrokenResourceError:
             pass  # from a stage whose neighbour has ended: that one has reported why, or all are being cancelled
         except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host
@@ -121,7 +121,7 @@ class Lifecycle:
         """Abandon calls that hang, so that the host can leave: only the end of the process ends their threads."""
         with self._hanging:
             await anyio.sleep(self._config.preprocess_alarm_s)
-            log.error("engine.left_hanging_calls", calls=self._pipeline.overdue_calls())
+            log.error("engine.left_hanging_calls", calls=self._stages.overdue_calls())
             for offload in self._offloads:
                 if isinstance(offload, Abandonable):
                     offload.abandon()
@@ -137,4 +137,4 @@ class Lifecycle:
         self._broken.set()
 
     def _save_memory(self, pressure: Pressure) -> None:
-        self._pipeline.save_memory(pressure >= Pressure.SMALLER_BATCHES)
+        self._stages.save_memory(pressure >= Pressure.SMALLER_BATCHES)

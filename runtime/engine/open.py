@@ -12,8 +12,8 @@ import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.host_loop import OwnTask
-from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.media.fetcher import MediaFetcher

@@ -35,7 +35,7 @@ class RequestPlanner:
         self._admission = admission
         self._scopes = SharingScopes(between_tenants=config.share_between_tenants)
         self.obstruction: Callable[[Iterable[Lane]], str | None] = lambda lanes: None
-        """Returns the reason why nothing gets through these lanes; see `Pipeline.obstruction`."""
+        """Returns the reason why nothing gets through these lanes; see `EngineStages.obstruction`."""
 
     def check_model(self, name: str | None) -> None:
         """Reject the name of a model that is not served. None and "" mean any model.

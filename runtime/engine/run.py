@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
-from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
 from staged_pool.runtime.model import Lane, Model

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class TokenApi(ABC):
-    """Methods of an engine that turn texts into tokens and back. They take no part in the pipeline."""
+    """Methods of an engine that turn texts into tokens and back. No stage takes part in them."""
 
     _config: EngineConfig
     _model: Model

@@ -88,11 +88,11 @@ class Attacked:
             "items": admission.items,
             "tokens": admission.tokens,
             "bytes": admission.body_bytes,
-            "fetches": engine._pipeline.parse._completer.fetching,  # type: ignore[attr-defined]
+            "fetches": engine._stages.parse._completer.fetching,  # type: ignore[attr-defined]
             "files": max(0, open_files() - self.files),
             "threads": max(0, own_threads() - self.threads),
         }
-        for lane, preprocess in engine._pipeline.preprocess.items():
+        for lane, preprocess in engine._stages.preprocess.items():
             left[f"threads of {lane}"] = _borrowed(preprocess._offload)
         for stage in statistics.stages:
             left |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}

@@ -96,6 +96,6 @@ def waiting_to_be_fed(engine: Engine) -> int:
 
 def completer(engine: Engine) -> ImageCompleter:
     """Return the image fetcher of an engine."""
-    completer = engine._pipeline.parse._completer
+    completer = engine._stages.parse._completer
     assert isinstance(completer, ImageCompleter)
     return completer

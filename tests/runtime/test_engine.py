@@ -128,7 +128,7 @@ async def test_a_batch_is_formed_of_all_that_waits_when_the_device_is_free() -> 
         await gate.arrived()
         for i in range(5):
             tasks.start_soon(engine.embed, f"later {i}")
-        await until(lambda: engine._pipeline.batch["text"].waiting == 5)
+        await until(lambda: engine._stages.batch["text"].waiting == 5)
         gate.open()
     assert model.forwarded[0] == ["first"]
     assert sorted(model.forwarded[1]) == [f"later {i}" for i in range(5)]
@@ -212,7 +212,7 @@ async def test_callers_who_leave_are_counted_by_stage() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(engine.embed, "left")
-                await until(lambda: engine._pipeline.batch["text"].waiting == 1)
+                await until(lambda: engine._stages.batch["text"].waiting == 1)
                 scope.cancel()
         assert engine.statistics().cancelled == {"batch": 1}
         gate.open()
@@ -280,7 +280,7 @@ async def test_a_batch_that_had_to_be_taken_apart_says_nothing_of_how_quick_the_
 
     observed: list[int] = []
     async with engine_on(LetterModel(on_forward=hook)) as engine:
-        service_time = engine._pipeline.batch["text"]._service_time
+        service_time = engine._stages.batch["text"]._service_time
         monkeypatch.setattr(service_time, "observe", lambda tokens, seconds: observed.append(tokens))
         with pytest.raises(ModelFailed):
             await engine.embed(["good", "poison"])
@@ -514,7 +514,7 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
     options = StageOptions(restarts=RestartPolicy(max_crashes=2, first_delay_s=0.0))
     async with DeviceThreads("test device", watchdog_s=9).running() as device:
         async with run_engine(EngineConfig(), LetterModel(), device=device, options=options) as engine:
-            monkeypatch.setattr(engine._pipeline.postprocess, "_deliver", crash)
+            monkeypatch.setattr(engine._stages.postprocess, "_deliver", crash)
             for _ in range(3):
                 with pytest.raises(StageFailed):
                     await engine.embed("a")
@@ -526,7 +526,7 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
 async def test_a_worker_that_crashes_fails_only_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_on(LetterModel()) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(engine._pipeline.postprocess, "_deliver", None)
+            patch.setattr(engine._stages.postprocess, "_deliver", None)
             with pytest.raises(StageFailed, match="postprocess"):
                 await engine.embed("a")
         await engine.embed("b")
@@ -560,7 +560,7 @@ async def test_after_a_crash_each_caller_has_an_error_of_its_own_without_the_fra
         await gate.arrived()
         for text in ("a", "b", "c"):
             tasks.start_soon(caller, engine, text)
-        await until(lambda: engine._pipeline.batch["text"].waiting == 3)
+        await until(lambda: engine._stages.batch["text"].waiting == 3)
         gate.open()
         await until(lambda: len(raised) == 3)
         texts = [
@@ -811,7 +811,7 @@ async def test_other_tasks_run_while_the_answers_of_a_large_batch_are_made() -> 
         await gate.arrived()
         for number in range(60):
             tasks.start_soon(ask, engine, str(number))
-        await until(lambda: engine._pipeline.batch["text"].waiting == 60)  # or two batches would be answered at once
+        await until(lambda: engine._stages.batch["text"].waiting == 60)  # or two batches would be answered at once
         gate.open()
         most = before = answered
         while answered < 61:

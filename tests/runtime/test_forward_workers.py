@@ -47,7 +47,7 @@ async def engine_on(
         async with run_engine(config, model, device=device, options=options) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
-            assert engine._pipeline.batch["text"].running == 0
+            assert engine._stages.batch["text"].running == 0
 
 
 def busy(engine: Engine) -> tuple[int, int]:
@@ -64,8 +64,8 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
         tasks.start_soon(engine.embed, "second")
         await until(lambda: len(model.forwarded) == 2)
         tasks.start_soon(engine.embed, "third")
-        await until(lambda: len(model.forwarded) == 2 and engine._pipeline.batch["text"].waiting == 1)
-        assert engine._pipeline.batch["text"].running == 2
+        await until(lambda: len(model.forwarded) == 2 and engine._stages.batch["text"].waiting == 1)
+        assert engine._stages.batch["text"].running == 2
         assert busy(engine) == (2, 2)
         gate.open()
     assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
@@ -75,7 +75,7 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
-        stage = engine._pipeline.batch["text"]
+        stage = engine._stages.batch["text"]
         for number in range(2):
             tasks.start_soon(engine.embed, f"run{number}")
             await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
@@ -97,7 +97,7 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
     model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
     monkeypatch.setattr(opening, "_load", lambda config, memory, found: model)
     async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
-        stage = engine._pipeline.batch["text"]
+        stage = engine._stages.batch["text"]
         tasks.start_soon(engine.embed, "runs")
         await gate.arrived()
         for text in ("wai0", "wai1", "wai2"):
@@ -115,7 +115,7 @@ async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.Monkey
     model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
     monkeypatch.setattr(opening, "_load", lambda config, memory, found: model)
     async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
-        stage = engine._pipeline.batch["text"]
+        stage = engine._stages.batch["text"]
         for number in range(8):
             tasks.start_soon(engine.embed, f"tex{number}")
         await until(lambda: len(model.forwarded) == 4 and stage.waiting == 4)
@@ -143,10 +143,10 @@ async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
                 for text in ("abcd", "bcde", "cdef", "defg"):
                     clients.start_soon(engine.embed, text)
                 await gate.arrived()
-                await until(lambda: engine._pipeline.batch["text"]._slots.ahead == 1)
+                await until(lambda: engine._stages.batch["text"]._slots.ahead == 1)
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await until(lambda: not engine._pipeline.batch["text"]._slots.ahead)
+                    await until(lambda: not engine._stages.batch["text"]._slots.ahead)
                 gate.open()
                 await anyio.lowlevel.checkpoint()
 
@@ -300,7 +300,7 @@ async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both()
             await engine.embed("lose")
         assert "lost" in await engine.wait_broken()
         gate.open()
-        await until(lambda: engine._pipeline.batch["text"].running == 0)
+        await until(lambda: engine._stages.batch["text"].running == 0)
 
 
 def test_the_number_of_forward_workers_has_a_range() -> None:
@@ -341,7 +341,7 @@ async def test_forwards_that_end_in_one_iteration_of_the_event_loop_are_each_tol
     model = LetterModel(on_forward=hold)
     async with engine_on(model, options=StageOptions(clock=clock)) as engine, anyio.create_task_group() as tasks:
         observed: list[tuple[int, float]] = []
-        service_time = engine._pipeline.batch["text"]._service_time
+        service_time = engine._stages.batch["text"]._service_time
         monkeypatch.setattr(service_time, "observe", lambda *what: observed.append(what))
         for text, timeline in timelines.items():
             request = EmbedRequest(inputs=(TextInput(text),))
@@ -375,7 +375,7 @@ async def test_a_forward_that_was_ahead_is_told_its_own_time_where_the_end_befor
     model = LetterModel(on_forward=lambda texts: gates[texts[0]](texts))
     options = StageOptions(clock=clock)
     async with engine_on(model, 1, options, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
-        stage = engine._pipeline.batch["text"]
+        stage = engine._stages.batch["text"]
         observed: list[tuple[int, float]] = []
         monkeypatch.setattr(stage._service_time, "observe", lambda *what: observed.append(what))
         for text, timeline in timelines.items():

@@ -66,7 +66,7 @@ async def beside_preparing(model: Slow, *preparing: str, **settings: Any) -> Asy
         async with anyio.create_task_group() as tasks:
             for text in preparing:
                 tasks.start_soon(_ask, engine, text)
-            await until(lambda: engine._pipeline.preprocess["text"].preparing == len(preparing))
+            await until(lambda: engine._stages.preprocess["text"].preparing == len(preparing))
             yield engine
             for held in model.held.values():
                 held.set()

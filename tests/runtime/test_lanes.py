@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
+from staged_pool.runtime.engine.engine_stages import PARSE_WORKERS
 from staged_pool.stages import batch
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions
@@ -145,7 +145,7 @@ async def test_each_image_is_a_call_of_its_own_and_images_share_a_forward() -> N
         tasks.start_soon(ask, engine, image("A"))
         await gate.arrived()
         tasks.start_soon(ask, engine, image("B"), image("C"))
-        await until(lambda: engine._pipeline.batch["image"].waiting == 2)
+        await until(lambda: engine._stages.batch["image"].waiting == 2)
         gate.open()
     assert model.preprocessed == [["A"], ["B"], ["C"]]
     assert [sorted(texts) for texts in model.forwarded] == [["A"], ["B", "C"]]
@@ -172,7 +172,7 @@ async def test_images_that_wait_for_the_device_are_bounded() -> None:
         model.on_forward = gate
         tasks.start_soon(ask, engine, *[image(one + other) for one in "ABCDEFGH" for other in "ABCDEFGH"])
         await gate.arrived()
-        await until(lambda: engine._pipeline.batch["image"].waiting > 0)
+        await until(lambda: engine._stages.batch["image"].waiting > 0)
         for _ in range(200):
             await anyio.lowlevel.checkpoint()
         assert len(model.preprocessed) < 20

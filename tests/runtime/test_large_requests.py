@@ -47,8 +47,8 @@ class Held(LetterModel):
 
 def is_full(engine: Engine) -> bool:
     """True if all that waits to be fed waits for room; nothing is on its way."""
-    statistics, preprocess = engine.statistics(), engine._pipeline.preprocess["text"]
-    on_its_way = statistics.stages[1].waiting + preprocess.calls + engine._pipeline.channels[2].waiting
+    statistics, preprocess = engine.statistics(), engine._stages.preprocess["text"]
+    on_its_way = statistics.stages[1].waiting + preprocess.calls + engine._stages.channels[2].waiting
     return not on_its_way and statistics.priorities["interactive"].waiting_requests >= REQUESTS
 
 

@@ -130,7 +130,7 @@ async def test_items_of_callers_who_left_do_not_pile_up_behind_a_device_that_han
     async with engine_on(LetterModel(on_forward=gate), waiting_tokens=20) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, "ab")
         await gate.arrived()
-        batch, to_batch = engine._pipeline.batch["text"], engine._pipeline.channels[2]
+        batch, to_batch = engine._stages.batch["text"], engine._stages.channels[2]
         for number in range(60):
             async with anyio.create_task_group() as caller:
                 caller.start_soon(engine.embed, f"{number:02}")
@@ -146,7 +146,7 @@ async def test_lists_of_callers_who_left_do_not_pile_up_in_front_of_a_preprocess
     gate = Gate()
     model = LetterModel(on_preprocess=gate)
     async with engine_on(model, preprocess_limit=1, chunk_items=1, channel_capacity=1) as engine:
-        feed = engine._pipeline.feeds["text"]
+        feed = engine._stages.feeds["text"]
         async with anyio.create_task_group() as tasks:
             for number in range(4):  # one in the thread, and one in the channel, at least
                 tasks.start_soon(engine.embed, f"first {number}")

@@ -11,12 +11,10 @@ from tests.sim.running import COLLECT_EVERY, collect_garbage, prepared, run_seed
 
 WATCHED = (
     "*/stages/*",
-    "*/runtime/engine.py",
-    "*/runtime/pipeline.py",
+    "*/runtime/engine/*",
     "*/runtime/admission/*",
     "*/runtime/media/image_completer.py",
-    "*/runtime/identity.py",
-    "*/runtime/result_cache.py",
+    "*/runtime/caching/*",
     "*/api/http/connection*.py",
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
 from staged_pool.runtime.engine import engine as engine_module
-from staged_pool.runtime.engine import pipeline as pipeline_module
+from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import Lane, Payload
 from staged_pool.stages.errors import StagedPoolError
@@ -29,8 +29,8 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
     module: Any
     new = (
         (engine_module, "Ticket", ticket),
-        (pipeline_module, "PARSE_WORKERS", world.parse_workers),
-        (pipeline_module, "POSTPROCESS_WORKERS", world.postprocess_workers),
+        (engine_stages, "PARSE_WORKERS", world.parse_workers),
+        (engine_stages, "POSTPROCESS_WORKERS", world.postprocess_workers),
     )
     was = [(module, name, getattr(module, name)) for module, name, _ in new]
     try:
@@ -83,7 +83,7 @@ def observe(engine: Engine, watch: Watch) -> None:
         (admission, "leave", watched_leave),
     ):
         setattr(target, name, watched)
-    for lane, stage in engine._pipeline.batch.items():
+    for lane, stage in engine._stages.batch.items():
         _observe_batches(lane, stage, watch)
 
 
@@ -154,7 +154,7 @@ def left_in_admission(engine: Engine) -> bool:
 def left_in_channels(engine: Engine) -> list[str]:
     """List messages and open ends that an ended engine left in its channels."""
     wrong: list[str] = []
-    for channel in engine._pipeline.channels:
+    for channel in engine._stages.channels:
         statistics = channel.sender._stream.statistics()
         if statistics.current_buffer_used or channel.waiting:
             wrong.append(f"something is left in front of {channel.name}")
@@ -166,9 +166,9 @@ def left_in_channels(engine: Engine) -> list[str]:
 def left_on_device(engine: Engine) -> list[str]:
     """List work that an ended engine still counts on the device."""
     wrong: list[str] = []
-    if running := sum(stage.running for stage in engine._pipeline.batch.values()):
+    if running := sum(stage.running for stage in engine._stages.batch.values()):
         wrong.append(f"{running} batches are thought to be on the device")
-    if tokens := sum(stage._slots.tokens for stage in engine._pipeline.batch.values()):
+    if tokens := sum(stage._slots.tokens for stage in engine._stages.batch.values()):
         wrong.append(f"{tokens} tokens are thought to be on the device")
     return wrong
 
@@ -177,26 +177,26 @@ def left_waiting(engine: Engine) -> list[str]:
     """Stages that hold something for the device."""
     return [
         batch.meter.name
-        for batch in engine._pipeline.batch.values()
+        for batch in engine._stages.batch.values()
         if batch.waiting or batch._coalescer._groups or batch._coalescer._joined or batch._former.queue.waiting.tokens
     ]
 
 
 def budgets(engine: Engine) -> list[int]:
     """Tokens that a batch of each lane may have."""
-    return [stage.budget_tokens for stage in engine._pipeline.batch.values()]
+    return [stage.budget_tokens for stage in engine._stages.batch.values()]
 
 
 def fetches_left(engine: Engine) -> bool:
-    completer: Any = engine._pipeline.parse._completer
+    completer: Any = engine._stages.parse._completer
     return bool(completer.fetching)
 
 
 def crashes(engine: Engine) -> Counter[str]:
     """Crashes that each stage has counted."""
-    return Counter({stage.meter.name: stage.meter.crashes for stage in engine._pipeline.stages})
+    return Counter({stage.meter.name: stage.meter.crashes for stage in engine._stages.stages})
 
 
 def busy_workers(engine: Engine) -> Counter[str]:
     """Workers that each stage counts as busy."""
-    return Counter({stage.meter.name: stage.meter.busy for stage in engine._pipeline.stages})
+    return Counter({stage.meter.name: stage.meter.busy for stage in engine._stages.stages})

@@ -25,7 +25,7 @@ from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.caching.fingerprints import Identities, SharingScopes
 from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import pipeline as pipeline_module
+from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import LaneLimits
@@ -658,7 +658,7 @@ def items_counted_twice() -> Plan:
 
 @mutation
 def lists_of_both_lanes() -> Plan:
-    return [(pipeline_module, "_lane_of", lambda given: "text")]
+    return [(engine_stages, "_lane_of", lambda given: "text")]
 
 
 @mutation

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
+from staged_pool.runtime.engine.engine_stages import PARSE_WORKERS
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.channel import Channel
 from staged_pool.stages.errors import (

@@ -62,7 +62,7 @@ class Callers:
 
     async def until_ready(self, items: int) -> None:
         """Wait until `items` items wait for the device; one of them may have been handed to it."""
-        batch = self._served.engine._pipeline.batch["text"]
+        batch = self._served.engine._stages.batch["text"]
         await until(lambda: batch.waiting + batch._slots.ahead == items)
 
 
@@ -88,7 +88,7 @@ async def test_a_request_of_one_key_does_not_wait_for_the_backlog_of_another(wai
         if waiting_tokens > BACKLOG:
             await asking.until_ready(BACKLOG)
         order = await asking.release()
-    ahead_at_most = 3 if waiting_tokens > BACKLOG else 3 + waiting_tokens + 2  # items that the pipeline holds
+    ahead_at_most = 3 if waiting_tokens > BACKLOG else 3 + waiting_tokens + 2  # items that the stages hold
     assert order.index("l") <= ahead_at_most
     assert len(order) == BACKLOG + 1
 

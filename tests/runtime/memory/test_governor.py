@@ -184,7 +184,7 @@ async def test_an_engine_takes_less_and_then_nothing() -> None:
         cache = engine.statistics().result_cache
         assert cache is not None
         assert cache.entries == 1
-        (stage,) = engine._pipeline.batch.values()
+        (stage,) = engine._stages.batch.values()
         former = stage._former
         governor.update(0.9)
         saves = [former.saves_memory]

@@ -17,7 +17,7 @@ async def test_both_lanes_keep_batches_small_while_memory_is_short() -> None:
     async with engine_on(LetterModel(BOTH_LANES)) as engine:
         for fullness, saves in ((0.86, True), (0.5, False)):
             engine.memory.update(fullness)
-            assert [stage._former.saves_memory for stage in engine._pipeline.batch.values()] == [saves, saves]
+            assert [stage._former.saves_memory for stage in engine._stages.batch.values()] == [saves, saves]
             await ask(engine, "text")
 
 

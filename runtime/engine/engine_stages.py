@@ -1,4 +1,4 @@
-"""The pipeline: parse -> preprocess -> batch -> postprocess, wired by bounded channels."""
+"""Stages of an engine: parse -> preprocess -> batch -> postprocess, wired by bounded channels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WATCH_INTERVAL: Final = 0.01
 log = get_logger("staged_pool.engine")
 
 
-class Pipeline:
+class EngineStages:
     """parse -> preprocess -> batch -> postprocess. Answers leave through the tickets of the requests.
 
     Each lane of the model has its own preprocess and batch stage, and waits for nothing of another lane.
@@ -167,7 +167,7 @@ class Pipeline:
         self._arrivals.close()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until the pipeline is closed and everything has passed through it.
+        """Run until the stages are closed and everything has passed through them.
 
         Args:
             task_status: Told when all stages work.
