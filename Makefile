@@ -43,7 +43,7 @@ check: $(DEV) ## check formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p staged_pool
-	$(BIN)/mypy perf tests
+	$(BIN)/mypy perf tests examples
 
 clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server on each event loop
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-FOLDERS: Final = ("stages", "runtime", "api", "perf", "tests")
+FOLDERS: Final = ("stages", "runtime", "api", "perf", "examples", "tests")
 
 FIRST_LINE_WORDS: Final = 15
 SENTENCE_WORDS: Final = 30

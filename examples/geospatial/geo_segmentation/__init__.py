@@ -1,0 +1,1 @@
+"""Segmentation of satellite images: GeoTIFFs in, a georeferenced mask out."""
