@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -103,6 +104,28 @@ def below(root_path: str, path: str) -> str:
     """Return `path` without the prefix `root_path`, if it has it as whole segments."""
     rest = path.removeprefix(root_path)
     return rest or "/" if len(rest) < len(path) and rest[:1] in ("", "/") else path
+
+
+def below_mount(scope: Scope) -> Scope:
+    """Return a copy of a scope whose path and raw path have no `root_path`; the original stays its host's.
+
+    In ASGI both are the whole path, and `root_path` is its beginning, without percent escapes. Hosts that cut the path
+    themselves leave the raw path whole.
+    """
+    root_path: str = scope.get("root_path", "").rstrip("/")
+    own = dict(scope)
+    own["path"] = below(root_path, scope["path"])
+    if (raw := scope.get("raw_path")) is not None:
+        match = _escaped(root_path).match(raw)
+        own["raw_path"] = raw if match is None else raw[match.end() :] or b"/"
+    return own
+
+
+@lru_cache(256)
+def _escaped(root_path: str) -> re.Pattern[bytes]:
+    """Return the pattern of a prefix of whole segments, with or without percent escapes."""
+    each = (b"(?:%s|%%(?i:%02x))" % (re.escape(bytes([byte])), byte) for byte in root_path.encode())
+    return re.compile(b"".join(each) + b"(?=/|$)")
 
 
 def _splits(path: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import anyio.to_thread
@@ -44,8 +45,9 @@ class OperationRoutes:
         self._metrics = metrics
         self._config = config
         self._readers = readers
-        self._description: tuple[list[str], bytes] = ([], b"")
-        """The paths that `/openapi.json` describes, and the JSON."""
+        self._described: tuple[list[str], str] = ([], "")
+        self._description = b""
+        """The JSON of `/openapi.json`, for the paths and the mount in `_described`."""
         self._started = int(time.time())
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
@@ -129,10 +131,12 @@ class OperationRoutes:
         self._registry.enter()  # the routes depend on the models
         cards = [engine.card for engine in self._registry.engines]
         paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
-        if self._description[0] != paths:
-            made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers.limiter)
-            self._description = paths, made
-        return Answer(self._description[1])
+        described = paths, call.scope.get("root_path", "")
+        if self._described != described:
+            made = partial(document, paths, self._config, described[1])
+            self._description = await anyio.to_thread.run_sync(made, limiter=self._readers.limiter)
+            self._described = described
+        return Answer(self._description)
 
 
 async def alive(call: Call) -> Answer:

@@ -17,13 +17,15 @@ blocks, and behind it the task that ends the response. Hence three rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
 from staged_pool.api import status
+from staged_pool.api.app.app import Application
 from staged_pool.api.app.call import Answer
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
+from staged_pool.api.cors import cors
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.content_coding import coding_of, unpack
 from staged_pool.api.limits.connection_limit import at_work, on_idle
@@ -74,6 +76,22 @@ class GeneralPath:
         self._server_state = limits.server_state
         self._reject = reject
         self._decide = decide
+
+    @classmethod
+    def before(cls, application: Application, cors_origins: Sequence[str] = ()) -> GeneralPath:
+        """Make the general path of an application, with CORS if origins are allowed."""
+
+        def with_cors(app: App) -> App:
+            return cors(app, cors_origins) if cors_origins else app
+
+        front_door = application.front_door
+        return cls(
+            with_cors(application),
+            lambda decision: with_cors(application.answering_with(decision)),
+            front_door.limits,
+            reject=front_door.reject,
+            decide=front_door.decide,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         receiver = _Receiver(receive)

@@ -16,9 +16,7 @@ import anyio.to_thread
 
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.cors import cors
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
@@ -200,7 +198,7 @@ class Server:
         application = Application(self.registry, self.state, self._config)
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
-        app = self._wrapped(application)
+        app = GeneralPath.before(application, self._config.cors_origins)
         async with anyio.create_task_group() as quic:
             if quic_listener is not None:
                 config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
@@ -216,22 +214,6 @@ class Server:
         with anyio.move_on_after(GRACE_S):
             while self.state.connections:
                 await self.state.changed()
-
-    def _wrapped(self, application: Application) -> App:
-        """Return the application of the general path, with CORS if origins are allowed."""
-        origins = self._config.cors_origins
-
-        def with_cors(app: App) -> App:
-            return cors(app, origins) if origins else app
-
-        front_door = application.front_door
-        return GeneralPath(
-            with_cors(application),
-            lambda decision: with_cors(application.answering_with(decision)),
-            front_door.limits,
-            reject=front_door.reject,
-            decide=front_door.decide,
-        )
 
     def _hypercorn_config(self) -> ConnectionConfig:
         config = ConnectionConfig()

@@ -52,7 +52,8 @@ class ServerState:
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
         self._gone = anyio.Event()
-        self.memory.listen(self._on_pressure, lambda: self.requests > 0)
+        self.forget_memory = self.memory.listen(self._on_pressure, lambda: self.requests > 0)
+        """Stops to follow the pressure of a memory governor that outlives this server."""
 
     @property
     def keeps_alive(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import orjson
 
@@ -116,7 +117,7 @@ _FORM: Final[Schema] = {
 }
 
 
-def document(paths: Sequence[str], config: ServerConfig) -> bytes:
+def document(paths: Sequence[str], config: ServerConfig, mount: str = "") -> bytes:
     """Return the document as JSON.
 
     It reads source files, so do not call it on the event loop.
@@ -124,6 +125,7 @@ def document(paths: Sequence[str], config: ServerConfig) -> bytes:
     Args:
         paths: Paths of the routes that the served models have.
         config: API keys, and the prefix that a proxy puts before the paths.
+        mount: Prefix that a host puts before the paths, if this server is mounted in it.
     """
     operations = [(path, method, operation) for path in paths for method, operation in OPERATIONS[path].items()]
     types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
@@ -141,7 +143,7 @@ def document(paths: Sequence[str], config: ServerConfig) -> bytes:
             "description": ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": config.root_path or "/"}],
+        "servers": [{"url": quote(mount) or config.root_path or "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items() if name in tags],
         "paths": table,
         "components": {"schemas": named},

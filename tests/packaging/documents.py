@@ -14,7 +14,7 @@ DOCUMENTS: Final = tuple(
         [
             *ROOT.glob("*.md"),
             *ROOT.glob(".github/**/*.md"),
-            *(path for top in ("docs", "tests", "runtime") for path in ROOT.glob(f"{top}/**/*.md")),
+            *(path for top in ("docs", "examples", "tests", "runtime") for path in ROOT.glob(f"{top}/**/*.md")),
             *ROOT.glob("perf/*.md"),
         ]
     )
@@ -25,7 +25,7 @@ _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SPAN: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 _HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_PATH: Final = re.compile(r"(?<![\w/.*-])(?:stages|runtime|api|perf|tests|docs|\.github|\.ci)/[\w./*-]*")
+_PATH: Final = re.compile(r"(?<![\w/.*-])(?:stages|runtime|api|perf|tests|examples|docs|\.github|\.ci)/[\w./*-]*")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:;])[)*`\"]*\s+")
 
 

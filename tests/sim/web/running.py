@@ -18,6 +18,7 @@ from staged_pool.api.http.accept import Acceptor
 from staged_pool.api.http.connection_lifecycle import Service
 from staged_pool.api.http.connections import FAST_BODY_S, Connection
 from staged_pool.api.http.fast_path import FastPath
+from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.http.server import Server
 from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.config import EngineConfig
@@ -235,7 +236,7 @@ def _build_server(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
     application = Application(server.registry, server.state, config)
     settings = server._hypercorn_config()
     fast_path = FastPath(application, lambda: settings.response_headers("h11"))
-    acceptor = Acceptor(server._wrapped(application), fast_path, settings, None)
+    acceptor = Acceptor(GeneralPath.before(application), fast_path, settings, None)
     opener: Any = FakeTransport.opener(looks=world.looks)
     return server, replace(acceptor._service, open=opener)
 
