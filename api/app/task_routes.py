@@ -10,14 +10,15 @@ from typing import Any
 from staged_pool.api.app.body_reader import BodyReader
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.dialects import error_format_of
-from staged_pool.api.app.engine_choice import check_able, no_model, pick, served
+from staged_pool.api.app.engine_choice import check_able, no_model, served
+from staged_pool.api.app.engine_finder import EngineFinder
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.tasks import Task, tasks
 from staged_pool.api.wire.dialects import invocations
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.ndjson import LineExchange
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.stages.errors import InvalidInput, Unsupported
+from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.timeline import Timeline
 
 
@@ -33,6 +34,7 @@ class TaskRoutes:
     def __init__(self, registry: EngineRegistry, bodies: BodyReader, *, auto_truncate: bool) -> None:
         self._registry = registry
         self._bodies = bodies
+        self._finder = EngineFinder(registry, bodies)
         self._tasks = tasks(auto_truncate=auto_truncate)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
@@ -112,29 +114,9 @@ class TaskRoutes:
         return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, call: Call, body: Body, boundary: bytes | None) -> Engine:
-        """Return the engine of the named model; without a name, the only suitable one."""
         if call.engine is not None:
             return call.engine
-        engines = self._registry.engines
-        name: str | None = None
-        if task.model_of is not None:
-            name = await self._bodies.peek(
-                partial(task.model_of, served=[engine.card.name for engine in engines]), body
-            )
-        elif len(engines) > 1:
-            name = await self._bodies.model_of(body, boundary)
-        if (placed := call.named_model) is not None:
-            if name not in (None, "", placed) and any(name == engine.card.name for engine in engines):
-                message = f"model: the path names the model `{placed}`, but the body names `{name}`; drop one of them"
-                raise InvalidInput(message, param="model")
-            name = placed
-        if name:
-            engine = self._registry.enter(name)
-            check_able(task, engine, engines)
-            return engine
-        several = len(engines) > 1 and boundary is None
-        narrowed = await self._bodies.peek(task.narrow, body) if task.narrow and several else None
-        return self._registry.enter(pick(task, engines, narrowed).card.name)
+        return await self._finder.find(task, body, boundary, call.named_model)
 
     async def _invocations(self, call: Call) -> Answer:
         self._registry.enter(call.named_model)

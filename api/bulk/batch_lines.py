@@ -1,0 +1,132 @@
+"""Lines of OpenAI's batches: one request a line in, one answer a line out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from staged_pool.api.bulk.text_file import RawLine
+
+EXAMPLE: Final = '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}'
+"""A line that is right, for errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Reason why a line cannot be sent as a request."""
+
+    code: str
+    """Kind of the fault, a word for programs."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request of a batch."""
+
+    number: int
+    custom_id: str | None
+    """The client's name of the request; None if the line has none."""
+    url: str = ""
+    body: bytes = b""
+    """JSON object, as written."""
+    fault: Fault | None = None
+    """Set if the line is no request; the rest is then empty."""
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes in memory."""
+        return len(self.body) + len(self.url) + 256
+
+
+class _Given(msgspec.Struct):
+    custom_id: Any = None
+    method: Any = "POST"
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_DECODER: Final = msgspec.json.Decoder(_Given)
+
+
+def read_batch_line(raw: RawLine) -> BatchLine:
+    """Read one line. A line that is no request has a `fault`, and never raises."""
+
+    def wrong(code: str, message: str, custom_id: str | None = None) -> BatchLine:
+        return BatchLine(raw.number, custom_id, fault=Fault(code, message))
+
+    if raw.fault:
+        return wrong("line_too_long", raw.fault)
+    try:
+        given = _DECODER.decode(raw.content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return wrong("invalid_json_line", f"The line is no JSON object ({error}); a line that is right: {EXAMPLE}")
+    custom_id = given.custom_id
+    if not isinstance(custom_id, str) or not custom_id:
+        return wrong("missing_custom_id", "custom_id: expected a text that names the request")
+    if given.method != "POST":
+        return wrong("invalid_method", "method: expected POST, which every request of a model is", custom_id)
+    if not isinstance(given.url, str) or not given.url.startswith("/"):
+        return wrong("invalid_url", "url: expected the path of a route, such as /v1/embeddings", custom_id)
+    body = bytes(given.body)
+    if not body.startswith(b"{"):
+        return wrong("invalid_body", "body: expected a JSON object, the body of the request", custom_id)
+    return BatchLine(raw.number, custom_id, given.url, body)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """Answer to one line, in OpenAI's form."""
+
+    number: int
+    failed: bool
+    content: bytes
+    """Line of the output, without its newline."""
+
+    def encoded(self) -> bytes:
+        """Return the line of the output."""
+        return self.content
+
+
+class BatchAnswers:
+    """Makes the lines of the output of one job.
+
+    Args:
+        job: Id of the job, from which those of the lines are made.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+
+    def request_id(self, line: BatchLine) -> str:
+        """Return the id of the request of a line."""
+        return f"{self._job}-{line.number}"
+
+    def answered(self, line: BatchLine, status: int, body: bytes, request_id: str | None = None) -> BatchAnswer:
+        """Make the answer of a line that was sent as a request.
+
+        Args:
+            line: The line.
+            status: HTTP status of the answer.
+            body: JSON of the answer.
+            request_id: Id of the request; None: `request_id(line)`.
+        """
+        named = orjson.dumps(request_id or self.request_id(line))
+        response = b'{"status_code":%d,"request_id":%s,"body":%s}' % (status, named, body)
+        return self._answer(line, response, b"null", failed=status >= 400)
+
+    def refused(self, line: BatchLine, fault: Fault) -> BatchAnswer:
+        """Make the answer of a line that is not sent, such as malformed JSON.
+
+        OpenAI's clients expect `code` and `message`. `line` counts from 1, as editors do.
+        """
+        error = {"code": fault.code, "message": fault.message, "line": line.number + 1}
+        return self._answer(line, b"null", orjson.dumps(error), failed=True)
+
+    def _answer(self, line: BatchLine, response: bytes, error: bytes, *, failed: bool) -> BatchAnswer:
+        own, custom = orjson.dumps(f"batch_req_{self.request_id(line)}"), orjson.dumps(line.custom_id)
+        content = b'{"id":%s,"custom_id":%s,"response":%s,"error":%s}' % (own, custom, response, error)
+        return BatchAnswer(line.number, failed, content)

@@ -1,0 +1,157 @@
+"""Jobs by their files, which are checked and opened for a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, Literal, Protocol, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, read_batch_line
+from staged_pool.api.bulk.files import journal_of, publish
+from staged_pool.api.bulk.job import Progress, Summary, Window, run_job
+from staged_pool.api.bulk.journal import Identity, Journal, State
+from staged_pool.api.bulk.lines_writer import LinesWriter
+from staged_pool.api.bulk.parts import A, A_contra, Answer, L, Reader, Work, Writer
+from staged_pool.api.bulk.text_file import LineReader
+from staged_pool.stages.errors import ConfigError
+
+Existing: TypeAlias = Literal["reject", "resume", "overwrite"]
+"""Treatment of what an earlier run has left: an error, go on, or begin anew."""
+
+BATCH_WINDOW: Final = Window(lines=1024)
+"""Window for lines that are requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob(Generic[L, A]):
+    """A job whose files are open."""
+
+    reader: Reader[L]
+    writer: Writer[A]
+    journal: Journal
+
+    async def run(
+        self,
+        work: Work[L, A],
+        *,
+        window: Window,
+        report: Callable[[Progress], None],
+        stop: anyio.Event | None = None,
+    ) -> Summary:
+        """Run the job; see `run_job`."""
+        return await run_job(self.reader, work, self.writer, self.journal, window=window, report=report, stop=stop)
+
+
+@asynccontextmanager
+async def job_files(opening: Callable[[ExitStack], OpenJob[L, A]]) -> AsyncIterator[OpenJob[L, A]]:
+    """Open the files of a job, in a thread, for the time of the block.
+
+    Args:
+        opening: Opens the files, and has the stack close them, such as a partial `open_batch`.
+    """
+    stack = ExitStack()
+    try:
+        yield await anyio.to_thread.run_sync(opening, stack)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(stack.close)
+
+
+def open_batch(
+    stack: ExitStack, source: Path, output: Path, errors: Path | None, *, identity: Identity, existing: Existing
+) -> OpenJob[BatchLine, BatchAnswer]:
+    """Open a job of OpenAI's batch lines. Blocks.
+
+    Args:
+        stack: Closes the files.
+        source: File of the lines.
+        output: File of the answers. Until it is complete, `.part` and `.journal` files are beside it.
+        errors: File of the answers that have failed. None: they go into `output`.
+        identity: What the answers depend on, beside the input, such as the model.
+        existing: Treatment of what an earlier run has left.
+
+    Raises:
+        ConfigError: A file cannot be used as asked.
+    """
+    journal = open_journal(stack, source, output, {"format": "batch", **identity}, existing)
+    reader = LineReader(source, read_batch_line, skip_blank=True)
+    stack.callback(reader.close)
+    return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal)
+
+
+class OpensWriter(Protocol[A_contra]):
+    """Class of a writer."""
+
+    def __call__(self, output: Path, errors: Path | None, state: State) -> Writer[A_contra]: ...
+
+
+def open_writer(
+    stack: ExitStack, kind: OpensWriter[A], output: Path, errors: Path | None, journal: Journal
+) -> Writer[A]:
+    """Open the writer of a job at the state of its journal. Blocks.
+
+    Raises:
+        ConfigError: A file cannot be used as asked.
+    """
+    writer: Writer[A] = Published(output, errors) if journal.published else kind(output, errors, journal.state)
+    stack.callback(writer.close)
+    return writer
+
+
+class Published:
+    """Writer of a complete output, whose files only need their names."""
+
+    def __init__(self, output: Path, errors: Path | None) -> None:
+        self._output = output
+        self._errors = errors
+
+    def write(self, answers: Sequence[Answer]) -> None:
+        """Raise an error: nothing is left to write."""
+        raise RuntimeError("the output is complete")
+
+    def sync(self) -> State:
+        """Raise an error: nothing is left to sync."""
+        raise RuntimeError("the output is complete")
+
+    def complete(self, lines: int) -> None:
+        """Do nothing: the output is complete."""
+
+    def publish(self) -> None:
+        """Give the files their names; see `Writer.publish`."""
+        publish(self._output, self._errors)
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+
+def open_journal(stack: ExitStack, source: Path, output: Path, identity: Identity, existing: Existing) -> Journal:
+    """Open the journal of a job, once its files are found to be usable. Blocks.
+
+    Args:
+        stack: Closes the journal.
+        source: File of the input, which becomes a part of the identity.
+        output: File of the output; the journal is beside it.
+        identity: The rest of the identity.
+        existing: Treatment of what an earlier run has left.
+
+    Raises:
+        ConfigError: The input cannot be read, or an earlier run has left files that do not fit.
+    """
+    try:
+        about = source.stat()
+    except OSError as error:
+        raise ConfigError(f"{source}: the input cannot be read: {error.strerror}") from error
+    if not output.parent.is_dir():
+        raise ConfigError(f"{output}: there is no folder {output.parent}")
+    if existing != "overwrite" and output.exists() and not journal_of(output).exists():
+        raise ConfigError(f"{output}: the file exists; name another one, or overwrite it")
+    whole = {"input_bytes": about.st_size, "input_mtime_ns": about.st_mtime_ns, **identity}
+    if existing == "overwrite":
+        # Under its lock: a job that runs is not overwritten.
+        Journal.discard(journal_of(output))
+    return stack.enter_context(Journal(journal_of(output), whole, resume=existing == "resume"))
