@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, PluginSource, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
-from staged_pool.stages.errors import InvalidInput, ModelFailed
+from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.work import Prepared
 
 TokenIds: TypeAlias = list[int]
@@ -19,8 +19,11 @@ Role: TypeAlias = Literal["query", "document"]
 Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
-Lane: TypeAlias = Literal["text", "image"]
-"""The kind of an input: with images or not. Each lane has its own stages, so texts never wait behind images."""
+Lane: TypeAlias = Literal["text", "image", "plugin"]
+"""The kind of an input: a text, one with images, or one of a plugin.
+
+Each lane has its own stages, so texts never wait behind images. A plugin has an engine of its own, with one lane.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,26 @@ class Row:
     values: Mapping[Output, Values]
     payload: Payload
 
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in all outputs."""
+        return sum([value.size for value in self.values.values()])
+
+
+class ModelRow(Protocol):
+    """The result of a forward for one payload, as far as the engine looks into it."""
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers in it, of 4 bytes each, for the memory of answers."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """One input of preprocess: the source from the caller, and the requested outputs."""
 
-    source: TextInput | PairInput | Image
+    source: TextInput | PairInput | Image | PluginSource
     outputs: Outputs
     prompt: str = ""
     """Text to put before the source."""
@@ -153,6 +170,8 @@ class ModelInput:
     @property
     def lane(self) -> Lane:
         """The lane of the input: `image` if it has an image."""
+        if isinstance(self.source, PluginSource):
+            return "plugin"
         return "image" if self.images else "text"
 
     def with_images(self, images: Sequence[Image]) -> ModelInput:
@@ -258,8 +277,10 @@ class Model(Protocol):
         """Return True if batches of a lane are padded to their longest input."""
         ...
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        """Turn each input into a payload for the device, or into its error.
+    def preprocess(
+        self, inputs: Sequence[ModelInput]
+    ) -> Sequence[Prepared[Any] | tuple[Prepared[Any], ...] | StagedPoolError]:
+        """Turn each input into a payload for the device, or into its error. Only the model looks into payloads.
 
         Args:
             inputs: Inputs of one lane. Their images are fetched already.
@@ -269,8 +290,8 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
-        """Run one batch of payloads with the same outputs.
+    def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> Sequence[ModelRow | StagedPoolError]:
+        """Run one batch of payloads of the same batch key.
 
         A row that holds NaN or Inf becomes `ModelFailed`. Other rows of the batch are not affected.
 

@@ -114,6 +114,12 @@ Content: TypeAlias = str | Image | Chat
 """A query or a document: a text, an image, or both of them as the one message of a conversation."""
 
 
+class PluginSource:
+    """Base of inputs that only their plugin can read; see `runtime/plugins/`."""
+
+    __slots__ = ()
+
+
 def content_bytes(content: Content) -> int:
     """Return the approximate bytes of a query or a document in memory."""
     if isinstance(content, str):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup, TaskStatus
 
 from staged_pool.stages.channel import Receiver
 from staged_pool.stages.errors import StagedPoolError, StageFailed
@@ -15,7 +16,7 @@ from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import Stage, StageOptions
-from staged_pool.stages.supervise import custody
+from staged_pool.stages.supervise import custody, suppress_crash
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled
 
@@ -26,6 +27,8 @@ log = get_logger("staged_pool.stages")
 
 class PostprocessStage(Stage, Generic[R]):
     """Collects the rows of each request. The last row triggers its answer, which settles the ticket.
+
+    A result that must be awaited gets a finisher, a task of this stage, so no worker waits for it.
 
     Args:
         receiver: Lists of items with their rows, possibly of several requests. Closing its sender ends the stage.
@@ -56,6 +59,11 @@ class PostprocessStage(Stage, Generic[R]):
         self._inline_numbers = inline_numbers
         self._answering = anyio.Lock(fast_acquire=True)
         """Held by the worker that makes small answers. Several at once would delay other tasks by a multiple."""
+        self._finishers: TaskGroup
+
+    async def _serve(self, task_status: TaskStatus[None]) -> None:
+        async with anyio.create_task_group() as self._finishers:
+            await super()._serve(task_status)
 
     def close(self) -> None:
         """See `Stage.close`."""
@@ -67,7 +75,10 @@ class PostprocessStage(Stage, Generic[R]):
                 small: list[tuple[Ticket, float]] = []
                 large: list[tuple[Ticket, float]] = []
                 for answer in self._deliver(items):
-                    (small if self._is_small(answer[0]) else large).append(answer)
+                    if (finish := answer[0].answer_async()) is not None:
+                        self._finishers.start_soon(self._run_finisher, *answer, finish)
+                    else:
+                        (small if self._is_small(answer[0]) else large).append(answer)
                 if small:  # batches of large requests rarely complete one: they need not wait for the lock
                     await self._answer_small(small)
                 for ticket, sent_at in large:
@@ -101,13 +112,28 @@ class PostprocessStage(Stage, Generic[R]):
                     pauses_at = self._clock() + ANSWERING_S
                 await self._answer(ticket, sent_at)
 
-    async def _answer(self, ticket: Ticket, sent_at: float, offload: Offload | None = None) -> None:
+    async def _run_finisher(
+        self, ticket: Ticket, sent_at: float, finish: Callable[[], Awaitable[Callable[[], object]]]
+    ) -> None:
+        """Await the result of one request, and make its answer. It ends early if the request is settled."""
+        with suppress_crash(self.meter), custody("postprocess", (ticket,)) as held, anyio.CancelScope() as scope:
+            with ticket.on_settled(scope.cancel):
+                await self._answer(ticket, sent_at, self._offload, finish)
+            held.handed_on()
+
+    async def _answer(
+        self,
+        ticket: Ticket,
+        sent_at: float,
+        offload: Offload | None = None,
+        finish: Callable[[], Awaitable[Callable[[], object]]] | None = None,
+    ) -> None:
         started = self._clock()
         if ticket.settled:
             self.meter.dropped[cause(ticket)] += 1
             return
-        make = ticket.answer()
         try:
+            make = ticket.answer() if finish is None else await finish()
             value = make() if offload is None else await offload(_call, make)
         except StagedPoolError as error:
             self._fail(ticket, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -123,7 +123,7 @@ class Ticket:
         """Wakes the caller while it waits."""
         self._at: dict[str, int] = {ADMISSION: 1}
         """Inputs and items in each stage, in the order in which the stages were reached."""
-        self._on_settled: Callable[[], object] | None = None
+        self._on_settled: list[Callable[[], object]] | None = None
         self._value: object = None
         self._error: StagedPoolError | None = None
 
@@ -207,14 +207,16 @@ class Ticket:
 
     @contextmanager
     def on_settled(self, call: Callable[[], object]) -> Iterator[None]:
-        """Within the block, call a function once the ticket is settled. One block at a time."""
-        self._on_settled = call
+        """Within the block, call a function once the ticket is settled."""
+        if self._on_settled is None:
+            self._on_settled = []
+        self._on_settled.append(call)
         if self.settled:
             call()
         try:
             yield
         finally:
-            self._on_settled = None
+            self._on_settled.remove(call)
 
     def answer(self) -> Callable[[], object]:
         """Return a function that makes the answer from all rows. It may run in a thread."""
@@ -224,6 +226,22 @@ class Ticket:
         if self._stream is not None:
             return lambda: encode(tokens)
         return lambda: encode(plan.finish(rows, tokens))
+
+    def answer_async(self) -> Callable[[], Awaitable[Callable[[], object]]] | None:
+        """Return a function that awaits the result, and then returns one that makes the answer, as `answer` does.
+
+        None: the result waits for nothing; see `Plan.finish_async`.
+        """
+        encode, plan, rows, tokens = self._encode, self._plan, self._rows, self.timeline.tokens
+        if encode is None or plan is None or plan.finish_async is None:
+            return None
+        finish = plan.finish_async
+
+        async def finished() -> Callable[[], object]:
+            result = await finish(rows, tokens)
+            return lambda: encode(result)
+
+        return finished
 
     def resolve(self, value: object) -> bool:
         """Settle with the answer. Returns False if the ticket was settled already; the value is then dropped."""
@@ -278,8 +296,8 @@ class Ticket:
         self.settled = True
         if self._wakeup is not None:
             self._wakeup.set()
-        if self._on_settled is not None:
-            self._on_settled()
+        for call in self._on_settled or ():
+            call()
 
     def release(self) -> None:
         """Let go of the answer, which belongs to the caller now. Stages may hold the ticket for longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class Timeline:
     """Collating and the forward."""
     postprocess_s: float = 0.0
     """Making the answer from rows, including the wait for it."""
+    hooks: dict[str, float] = field(default_factory=dict)
+    """Seconds in each hook of a plugin, without the wait for its limiter. Empty: no plugin was used."""
     items: int = 0
     """Number of items."""
     tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -46,6 +46,11 @@ class Plan(Generic[P_co]):
     """Finds an input in the request, for errors: returns its field and its index there.
 
     None: the inputs are those of the request, in its order, under the usual name.
+    """
+    finish_async: Callable[[Sequence[object], int], Awaitable[object]] | None = None
+    """Does the work of `finish` instead of it, for results that wait for something.
+
+    It is awaited in a task of its own in postprocess, which is cancelled if the request is settled before.
     """
 
 

@@ -14,12 +14,13 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Preprocessed
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.work import Prepared
 
 IDENTITY_BYTES: Final = 16
@@ -28,6 +29,8 @@ IDENTITY_BYTES: Final = 16
 The key is secret, so nobody can search for collisions. By chance 10^12 inputs collide with a probability below 10^-14
 (n^2 / 2^129).
 """
+
+_Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | StagedPoolError
 
 _NUMBERS: Final = struct.Struct("9q")
 _SEQUENCE: Final = 0
@@ -99,16 +102,16 @@ class Identities:
         return made.digest()
 
     def given_to(
-        self, preprocess: Callable[[Sequence[ModelInput]], Sequence[Preprocessed]]
-    ) -> Callable[[Sequence[ModelInput]], Sequence[Preprocessed]]:
+        self, preprocess: Callable[[Sequence[ModelInput]], Sequence[_Outcome]]
+    ) -> Callable[[Sequence[ModelInput]], Sequence[_Outcome]]:
         """Wrap a preprocess function so that its payloads have identities."""
 
-        def prepare(inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
+        def prepare(inputs: Sequence[ModelInput]) -> Sequence[_Outcome]:
             return [self._identified(outcome) for outcome in preprocess(inputs)]
 
         return prepare
 
-    def _identified(self, outcome: Preprocessed) -> Preprocessed:
+    def _identified(self, outcome: _Outcome) -> _Outcome:
         if isinstance(outcome, Prepared):
             return self._with_identity(outcome)
         return tuple(map(self._with_identity, outcome)) if isinstance(outcome, tuple) else outcome

@@ -14,7 +14,7 @@ from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
 from staged_pool.runtime.media.image_completer import ImageCompleter
-from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
+from staged_pool.runtime.model import Lane, Model, ModelInput, ModelRow
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import ENDED, Channel, Sender
@@ -89,11 +89,11 @@ class EngineStages:
             options=options,
             workers=PARSE_WORKERS,
         )
-        self.preprocess: dict[Lane, PreprocessStage[ModelInput, Payload]] = {
+        self.preprocess: dict[Lane, PreprocessStage[ModelInput, Any]] = {
             lane: stages.preprocess for lane, stages in built.items()
         }
-        self.batch: dict[Lane, BatchStage[Payload, Row]] = {lane: stages.batch for lane, stages in built.items()}
-        self.postprocess = PostprocessStage[Row](
+        self.batch: dict[Lane, BatchStage[Any, ModelRow]] = {lane: stages.batch for lane, stages in built.items()}
+        self.postprocess = PostprocessStage[ModelRow](
             rows.receiver, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
         self.stages: tuple[Stage, ...] = (
@@ -115,12 +115,12 @@ class EngineStages:
         self,
         config: EngineConfig,
         lanes: Mapping[Lane, LaneParts],
-        rows: Sender[Sequence[Item[Row]]],
+        rows: Sender[Sequence[Item[ModelRow]]],
         cores: SharedCores,
         options: StageOptions,
     ) -> dict[Lane, LaneStages]:
-        reuse: RowReuse[Payload, Row] | None = None
-        preprocess: Preprocess[ModelInput, Payload] = self._model.preprocess
+        reuse: RowReuse[Any, Any] | None = None
+        preprocess: Preprocess[ModelInput, Any] = self._model.preprocess
         if config.coalesce or self.results is not None:
             reuse = RowReuse(freeze=freeze, coalesce=config.coalesce, cached=self.results)
             preprocess = Identities().given_to(self._model.preprocess)
@@ -294,5 +294,5 @@ def _only(lanes: Iterable[Lane]) -> Callable[[ModelInput], Lane]:
     return lambda _: only
 
 
-def _numbers(row: Row) -> int:
-    return sum(value.size for value in row.values.values())
+def _numbers(row: ModelRow) -> int:
+    return row.numbers

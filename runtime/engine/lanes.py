@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Payload, Row
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.batch_parts import BatchDevice, BatchScheduling, NearbyWork
 from staged_pool.stages.channel import Channel, Sender
@@ -23,11 +23,14 @@ from staged_pool.stages.scheduling.tuning import IMAGE_WAITING_BATCHES
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item
 
-SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
+SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images", "plugin": ""}
 """Suffix of the names of a lane's stages."""
 
 IMAGE_CHUNK_ITEMS: Final = 1
 """Images in one preprocess call. An image takes tens of milliseconds, so a call of its own costs nothing."""
+
+HOOK_CHUNK_ITEMS: Final = 1
+"""Requests in one preprocess call of a plugin. A hook may take any time, so no request waits for another's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,10 @@ class LaneLimits:
     @staticmethod
     def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
         """Derive the limits of a lane from the settings and a batch's token budget."""
-        if lane == "text":
+        if lane != "image":
             return LaneLimits(
                 preprocess_limit=config.preprocess_limit,
-                chunk_items=config.chunk_items,
+                chunk_items=config.chunk_items if lane == "text" else HOOK_CHUNK_ITEMS,
                 fed_tokens=config.waiting_tokens,
             )
         return LaneLimits(
@@ -78,7 +81,7 @@ def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> Lane
         start=config.least_batch_tokens(card.device, card.memory_tokens),
         target_s=config.target_batch_s,
     )
-    return LaneServiceTime(budget=budget, preprocess=ServiceTimeModel() if lane == "image" else None)
+    return LaneServiceTime(budget=budget, preprocess=None if lane == "text" else ServiceTimeModel())
 
 
 class SharedCores:
@@ -133,12 +136,12 @@ class LaneStages:
         self,
         lane: Lane,
         parts: LaneParts,
-        rows: Sender[Sequence[Item[Row]]],
+        rows: Sender[Sequence[Item[ModelRow]]],
         *,
         config: EngineConfig,
         model: Model,
-        preprocess: Preprocess[ModelInput, Payload],
-        reuse: RowReuse[Payload, Row] | None,
+        preprocess: Preprocess[ModelInput, Any],
+        reuse: RowReuse[Any, Any] | None,
         cores: SharedCores,
         options: StageOptions,
     ) -> None:
@@ -148,7 +151,7 @@ class LaneStages:
         self.inputs: Channel[Any] = options.channel(f"preprocess{suffix}", lists * limits.chunk_items, len)
         self.prepared: Channel[Any] = options.channel(f"batch{suffix}", lists)
         self.feed = FeedQueue[ModelInput](lane, self.inputs.sender, chunk_items=limits.chunk_items, clock=options.clock)
-        self.batch = BatchStage[Payload, Row](
+        self.batch = BatchStage[Any, ModelRow](
             self.prepared.receiver,
             rows,
             device=BatchDevice(
@@ -173,7 +176,7 @@ class LaneStages:
             options=options,
             name=self.prepared.name,
         )
-        self.preprocess = PreprocessStage[ModelInput, Payload](
+        self.preprocess = PreprocessStage[ModelInput, Any](
             self.inputs.receiver,
             self.prepared.sender,
             preprocess=preprocess,
@@ -188,7 +191,7 @@ class LaneStages:
         )
 
 
-def _batch_former(lane: Lane, parts: LaneParts, config: EngineConfig, model: Model) -> BatchFormer[Item[Payload]]:
+def _batch_former(lane: Lane, parts: LaneParts, config: EngineConfig, model: Model) -> BatchFormer[Item[Any]]:
     card = model.card
     return BatchFormer(
         max_items=config.max_batch_items,
