@@ -35,6 +35,7 @@ TABLE: Final[dict[type[BaseException], ErrorKind]] = {
     errors.ModelFailed: ErrorKind(424, "ModelFailedError", "model_failed"),
     errors.Overloaded: ErrorKind(429, "RateLimitError", "overloaded"),
     errors.Abandoned: ErrorKind(499, "AbandonedError", "abandoned"),  # for the log only: the client has left
+    errors.PluginFailed: ErrorKind(500, "InternalServerError", "plugin_failed"),
     errors.ScopeEnds: ErrorKind(499, "AbandonedError", "abandoned"),  # likewise
     errors.ConfigError: ErrorKind(500, "InternalServerError", "misconfigured"),
     errors.StageFailed: ErrorKind(500, "InternalServerError", "stage_failed"),

@@ -106,6 +106,15 @@ class EngineConfig:
         "Run Python code of the model folder. Set it only for code that you have read.",
         group="Model",
     )
+    plugin: tuple[str, ...] = setting(
+        (),
+        "Plugin to serve, by the name of its entry point: repeat the flag for several. docs/plugins.md has more.",
+        group="Model",
+        basic=True,
+        metavar="NAME",
+        more="A plugin is an entry point in the group staged_pool.plugins, or one of vLLM's. "
+        "If no --model is given, no model is loaded: each plugin must then have a forward of its own.",
+    )
     device: str = setting(
         "auto",
         "Device of the forwards: cpu, cuda, cuda:1, or several GPUs as cuda:0,cuda:1.",
@@ -265,8 +274,8 @@ class EngineConfig:
         completes="dir",
     )
     media_limit: int = setting(
-        16,
-        "Image fetches at once, and as many file reads.",
+        64,
+        "Image fetches at once, as many file reads, and as many requests in the first hooks of a plugin.",
         group="Images",
         low=1,
     )

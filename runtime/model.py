@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, PluginSource, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.work import Prepared
 
-TokenIds: TypeAlias = list[int]
 Role: TypeAlias = Literal["query", "document"]
 Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 Lane: TypeAlias = Literal["text", "image", "plugin"]
-"""The kind of an input: a text, one with images, or one of a plugin.
+"""The kind of an input: a text, one with images, or one of a plugin, which has an engine of its own.
 
-Each lane has its own stages, so texts never wait behind images. A plugin has an engine of its own, with one lane.
+Each lane has its own stages, so texts never wait behind images.
 """
 
 
@@ -93,7 +93,7 @@ class PreparedImage:
 class TokenSequence:
     """An input of tokens, ready for the device; it may hold images."""
 
-    ids: TokenIds
+    ids: list[int]
     """Token ids, at least one."""
     outputs: Outputs
     first_tokens: int | None = None
@@ -133,12 +133,11 @@ class Row:
 
 
 class ModelRow(Protocol):
-    """The result of a forward for one payload, as far as the engine looks into it."""
+    """Result of a forward for one payload, as the engine sees it."""
 
     @property
     def numbers(self) -> int:
         """Count of numbers in it, of 4 bytes each, for the memory of answers."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +242,8 @@ class ModelCard:
     """Assumptions about the model folder, where its files are silent."""
     memory_tokens: int | None = None
     """Tokens of a batch that the device has memory for. None: unknown."""
+    is_plugin: bool = False
+    """True for a plugin: it takes data of its own, and does no task of models."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
@@ -250,17 +251,6 @@ class ModelCard:
     def forward_calls(self) -> int:
         """Most calls of `Model.forward` at once, launched ones included."""
         return self.forward_workers * (1 + self.launched_ahead)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of one text."""
-
-    ids: TokenIds
-    strings: list[str]
-    """Each token in the tokenizer's spelling."""
-    spans: list[tuple[int, int] | None]
-    """Start and end of each token in characters of the text; None for an added special token."""
 
 
 Preprocessed: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput

@@ -143,6 +143,24 @@ class ResultCacheStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginStatistics:
+    """The requests and hooks of one plugin."""
+
+    open: int
+    """Requests that are not released yet."""
+    running: Mapping[str, int]
+    """Hooks that run, by name."""
+    loading: int
+    """Requests in the first hooks, or with loaded data that waits for preprocess."""
+    cancelled: Mapping[str, int]
+    """Requests that nobody waited for any more, by the last hook that had begun."""
+    blocked: Mapping[str, int]
+    """Steps of awaited hooks that blocked the event loop, by hook."""
+    seconds: Mapping[str, HistogramSnapshot]
+    """Seconds of each hook, for released requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
     """One engine at one moment."""
 
@@ -168,3 +186,5 @@ class EngineStatistics:
     """None: images are not cached, or the model reads none."""
     result_cache: ResultCacheStatistics | None = None
     """None: rows are not cached."""
+    plugin: PluginStatistics | None = None
+    """None: the engine is no plugin's."""

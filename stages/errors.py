@@ -219,6 +219,21 @@ class StageFailed(StagedPoolError):
         self.stage = stage
 
 
+class PluginFailed(StagedPoolError):
+    """A hook of a plugin failed: a bug of the plugin, logged with its traceback.
+
+    Args:
+        message: The failure.
+        plugin: Name of the plugin.
+        hook: Name of the hook.
+    """
+
+    def __init__(self, message: str, *, plugin: str, hook: str) -> None:
+        super().__init__(message)
+        self.plugin = plugin
+        self.hook = hook
+
+
 class OutOfMemory(StagedPoolError):
     """Memory ran out, on the device or in the process; a smaller batch or a retry may succeed."""
 

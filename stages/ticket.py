@@ -228,7 +228,7 @@ class Ticket:
         return lambda: encode(plan.finish(rows, tokens))
 
     def answer_async(self) -> Callable[[], Awaitable[Callable[[], object]]] | None:
-        """Return a function that awaits the result, and then returns one that makes the answer, as `answer` does.
+        """Return a function that awaits the result, and then gives the one of `answer`.
 
         None: the result waits for nothing; see `Plan.finish_async`.
         """

@@ -44,15 +44,21 @@ __all__ = [
     "MediaUnavailable",
     "ModelCard",
     "ModelFailed",
+    "ModelInputs",
     "OutOfMemory",
     "Output",
     "Overloaded",
     "PairInput",
     "Phase",
+    "PluginContext",
+    "PluginFailed",
+    "PluginSetup",
     "Priority",
+    "Processor",
     "Ranked",
     "RerankResult",
     "RetryPolicy",
+    "Row",
     "ScoreRequest",
     "ScoreResult",
     "SparseVector",
@@ -69,6 +75,7 @@ __all__ = [
     "UnusableMedia",
     "UrlNotAllowed",
     "Usage",
+    "VllmPlugin",
     "__version__",
     "open_engine",
     "open_engines",
@@ -80,7 +87,9 @@ if TYPE_CHECKING:
     from staged_pool.runtime.config import EngineConfig
     from staged_pool.runtime.engine.engine import Engine
     from staged_pool.runtime.engine.open import open_engine, open_engines
-    from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
+    from staged_pool.runtime.model import ModelCard, Row, SparseVector
+    from staged_pool.runtime.plugins.processor import ModelInputs, PluginContext, PluginSetup, Processor
+    from staged_pool.runtime.plugins.vllm_style import VllmPlugin
     from staged_pool.runtime.requests import (
         MODEL_MAX,
         Chat,
@@ -104,6 +113,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from staged_pool.runtime.statistics import EngineStatistics, Phase
+    from staged_pool.runtime.tokens import Tokens
     from staged_pool.stages.errors import (
         Abandoned,
         ConfigError,
@@ -116,6 +126,7 @@ if TYPE_CHECKING:
         ModelFailed,
         OutOfMemory,
         Overloaded,
+        PluginFailed,
         StagedPoolError,
         StageFailed,
         TooLarge,
@@ -134,7 +145,9 @@ else:
         "staged_pool.runtime.config": ("EngineConfig",),
         "staged_pool.runtime.engine.engine": ("Engine",),
         "staged_pool.runtime.engine.open": ("open_engine", "open_engines"),
-        "staged_pool.runtime.model": ("ModelCard", "SparseVector", "Tokens"),
+        "staged_pool.runtime.model": ("ModelCard", "Row", "SparseVector"),
+        "staged_pool.runtime.plugins.processor": ("ModelInputs", "PluginContext", "PluginSetup", "Processor"),
+        "staged_pool.runtime.plugins.vllm_style": ("VllmPlugin",),
         "staged_pool.runtime.requests": (
             "MODEL_MAX",
             "Chat",
@@ -158,6 +171,7 @@ else:
             "Usage",
         ),
         "staged_pool.runtime.statistics": ("EngineStatistics", "Phase"),
+        "staged_pool.runtime.tokens": ("Tokens",),
         "staged_pool.stages.errors": (
             "Abandoned",
             "ConfigError",
@@ -170,6 +184,7 @@ else:
             "ModelFailed",
             "OutOfMemory",
             "Overloaded",
+            "PluginFailed",
             "StagedPoolError",
             "StageFailed",
             "TooLarge",

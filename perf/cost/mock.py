@@ -25,10 +25,11 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, ModelFailed, Unsupported
 from staged_pool.stages.work import Prepared
 

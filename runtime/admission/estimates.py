@@ -20,6 +20,9 @@ FIRST_BYTES_PER_TOKEN: Final = 4.0
 FIRST_IMAGE_TOKENS: Final = 256.0
 """Tokens of an image before the first one: 224 x 224 pixels in patches of 14 x 14."""
 
+FIRST_PLUGIN_TOKENS: Final = 1.0
+"""Tokens of a plugin's request before the first one."""
+
 FIRST_TEXT_TOKENS: Final = 64.0
 """Tokens of a text beside images before the first one."""
 
@@ -78,7 +81,11 @@ class Estimates:
         self._buckets: dict[int, _SizeBucket] = {}
         self._tokens_per_byte = Mean(1.0 / FIRST_BYTES_PER_TOKEN)
         """Tokens for each byte of all requests that hold only texts."""
-        self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_IMAGE_TOKENS)}
+        self._input_tokens: dict[Lane, Mean] = {
+            "text": Mean(FIRST_TEXT_TOKENS),
+            "image": Mean(FIRST_IMAGE_TOKENS),
+            "plugin": Mean(FIRST_PLUGIN_TOKENS),
+        }
         self.device_share = Mean(1.0)
         """Part of the tokens that the device computes; the rest is coalesced or cached."""
 

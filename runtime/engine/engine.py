@@ -20,17 +20,19 @@ from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
 from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.engine.plugin_api import PluginApi
 from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
-from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, Model, ModelCard
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput
+from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.statistics import EngineStatistics, Phase
+from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.parse import Arrival
+from staged_pool.stages.parse import Arrival, Completer
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
@@ -45,7 +47,7 @@ _SUBJECT: Final = "The engine"
 """Subject of the errors of `HostLoop.check`."""
 
 
-class Engine(EngineApi, TokenApi):
+class Engine(EngineApi, TokenApi, PluginApi):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
     All methods belong to the event loop that runs the engine. Awaited in another one, they raise `RuntimeError`.
@@ -59,7 +61,7 @@ class Engine(EngineApi, TokenApi):
         lanes: Mapping[Lane, LaneParts],
         tokenize: Offload,
         offload: Offload,
-        fetch: Fetch,
+        completer: Completer[ModelInput],
         shared_cores: int | None,
         options: StageOptions,
         memory: MemoryGovernor,
@@ -67,10 +69,8 @@ class Engine(EngineApi, TokenApi):
         self._host = HostLoop()
         self._config = config
         self._model = model
-        self._preprocess_offloads: Mapping[Lane, Offload] = {
-            "text": tokenize,
-            "image": lanes["image"].preprocess if "image" in lanes else tokenize,
-        }
+        self._tokenize = tokenize
+        self._lanes = lanes
         self._offload = offload
         self._clock = options.clock
         self.memory = memory
@@ -83,15 +83,14 @@ class Engine(EngineApi, TokenApi):
             options.clock,
             math.inf if config.split_long_inputs else model.card.max_tokens,
         )
-        self._planner = RequestPlanner(config, model.card, self._admission)
+        plan = model.plan if isinstance(model, PluginModel) else lambda _, request: plan_task(request, model.card)
+        self._planner = RequestPlanner(config, model.card, self._admission, plan)
         self._stages = EngineStages(
             config,
             model,
             accept=self._planner.plan,
             lanes=lanes,
-            completer=ImageCompleter(
-                fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=memory.budget.bodies
-            ),
+            completer=completer,
             offload=offload,
             shared_cores=shared_cores,
             options=options,
@@ -101,6 +100,7 @@ class Engine(EngineApi, TokenApi):
         self._requests = FollowedRequests(self._stages, self._admission)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
+        self.plugins = {}
 
     @property
     def card(self) -> ModelCard:
@@ -302,7 +302,8 @@ class Engine(EngineApi, TokenApi):
         self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
         reservation, _ = self._enter(body_bytes, math.inf, DEFAULT_CLASS)
-        return await self._requests.run_call(reservation, self._preprocess_offloads[lane], call, argument)
+        offload = self._lanes[lane].preprocess if lane in self._lanes else self._tokenize
+        return await self._requests.run_call(reservation, offload, call, argument)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop admitting requests at once, and wait until no request is in flight.
@@ -329,6 +330,7 @@ class Engine(EngineApi, TokenApi):
             device=self._stages.device_statistics(),
             image_cache=self._model.image_cache,
             result_cache=None if (results := self._stages.results) is None else results.statistics,
+            plugin=self._model.host.statistics() if isinstance(self._model, PluginModel) else None,
         )
 
     def clear_image_cache(self) -> None:

@@ -13,7 +13,6 @@ from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
-from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, Model, ModelInput, ModelRow
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
@@ -23,7 +22,7 @@ from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.parse import Arrival, ParseStage
+from staged_pool.stages.parse import Arrival, Completer, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.scheduling.coalescing import RowReuse
@@ -53,7 +52,7 @@ class EngineStages:
         model: Runs in preprocess and on the device.
         accept: Checks and plans a decoded request; runs in parse.
         lanes: Threads and service time of each lane of the model.
-        completer: Fetches images that are given as URLs.
+        completer: Completes inputs, such as images that are given as URLs.
         offload: Decodes large requests, and makes large answers.
         shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
         options: Options of all stages.
@@ -66,7 +65,7 @@ class EngineStages:
         *,
         accept: Callable[[Ticket, Request], Plan[ModelInput]],
         lanes: Mapping[Lane, LaneParts],
-        completer: ImageCompleter,
+        completer: Completer[ModelInput],
         offload: Offload,
         shared_cores: int | None,
         options: StageOptions,

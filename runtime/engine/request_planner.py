@@ -14,7 +14,6 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput
 from staged_pool.runtime.requests import EmbedRequest, TokenClassifyRequest
-from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Plan, Request
@@ -27,10 +26,18 @@ class RequestPlanner:
         config: Limits of a request, and `share_between_tenants`.
         card: Description of the served model.
         admission: Counts the inputs of each lane once they are known.
+        plan_task: Plans a request by its task.
     """
 
-    def __init__(self, config: EngineConfig, card: ModelCard, admission: Admission) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        card: ModelCard,
+        admission: Admission,
+        plan_task: Callable[[Ticket, Request], Plan[ModelInput]],
+    ) -> None:
         self._config = config
+        self._plan_task = plan_task
         self._card = card
         self._admission = admission
         self._scopes = SharingScopes(between_tenants=config.share_between_tenants)
@@ -55,7 +62,7 @@ class RequestPlanner:
         """
         card = self._card
         self.check_model(request.model)
-        plan = plan_task(request, card)
+        plan = self._plan_task(ticket, request)
         if not plan.inputs:
             raise NoInputs("The request has no inputs; at least one is needed.", param="input")
         lanes: Mapping[Lane, int] = (

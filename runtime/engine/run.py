@@ -9,11 +9,14 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
-from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
+from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
-from staged_pool.runtime.model import Lane, Model
+from staged_pool.runtime.model import Lane, Model, ModelInput
+from staged_pool.runtime.plugins.model import PluginModel
+from staged_pool.runtime.plugins.request import PluginCompleter
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.parse import Completer
 from staged_pool.stages.stage import StageOptions
 
 
@@ -54,6 +57,15 @@ async def run_engine(
         "text": (device, tokenize),
         "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_threads)),
     }
+    memory = memory or MemoryGovernor(UNLIMITED_BYTES)
+    completer: Completer[ModelInput]
+    if isinstance(model, PluginModel):
+        offloads["plugin"] = (device, model.host.places.threads)
+        completer = PluginCompleter(model.host)
+    else:
+        completer = ImageCompleter(
+            fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=memory.budget.bodies
+        )
     engine = Engine(
         config,
         model,
@@ -67,10 +79,10 @@ async def run_engine(
         },
         tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
-        fetch=fetch,
+        completer=completer,
         shared_cores=shared_cores,
         options=options or StageOptions(),
-        memory=memory or MemoryGovernor(UNLIMITED_BYTES),
+        memory=memory,
     )
     with single_errors():
         async with engine.running():

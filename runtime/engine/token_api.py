@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.request_planner import check_images
-from staged_pool.runtime.model import Lane, Model, Tokens
+from staged_pool.runtime.model import Lane, Model
 from staged_pool.runtime.requests import Chat, content_bytes
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, TooLarge
 
 A = TypeVar("A")

@@ -20,7 +20,6 @@ from staged_pool.runtime.model import (
     Preprocessed,
     Row,
     SparseVector,
-    Tokens,
     Values,
 )
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
@@ -31,6 +30,7 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
 from staged_pool.stages.exhausted import is_out_of_memory
 

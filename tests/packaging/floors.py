@@ -26,6 +26,7 @@ FLOORS: Final = (
     "api",
     "api/client",
     "runtime/engine",
+    "runtime/plugins",
     "runtime/models",
     "runtime/models/devices",
     "runtime/models/towers",

@@ -21,12 +21,12 @@ from staged_pool.runtime.model import (
     Row,
     Span,
     SparseVector,
-    Tokens,
     TokenSequence,
     Values,
 )
-from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, Output, PairInput
+from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, Output, PairInput, PluginSource
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 from tests.support.cards import CARD, LABELS
@@ -155,7 +155,7 @@ class LetterModel:
                 return "".join(self.read_image(cast(bytes, image.source)) for image in given.images)
             except InvalidInput as error:
                 return error
-        assert not isinstance(source, Image)
+        assert not isinstance(source, Image | PluginSource)
         if isinstance(source, PairInput):
             return source.first + source.second
         if isinstance(source.source, Chat):
@@ -166,7 +166,7 @@ class LetterModel:
         if given.lane == "image":
             return _prepared_image(given, text)
         source = given.source
-        assert not isinstance(source, Image)
+        assert not isinstance(source, Image | PluginSource)
         if source.max_tokens is not None:
             text = text[: self.card.max_tokens if source.max_tokens == MODEL_MAX else source.max_tokens]
         if not text:

@@ -17,8 +17,9 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.texts_or_ids import id_lists
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard, Tokens
+from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.errors import NoInputs, Words
 from staged_pool.stages.timeline import Timeline

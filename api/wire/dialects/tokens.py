@@ -12,8 +12,8 @@ from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import ModelName
-from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
+from staged_pool.runtime.tokens import Tokens
 
 
 class TokenizeBody(ChatFields, kw_only=True):

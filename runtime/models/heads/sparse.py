@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import SparseVector, TokenIds, Values
+from staged_pool.runtime.model import SparseVector, Values
 from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_whole_model
 from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
@@ -20,6 +20,7 @@ from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, h
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 
 _SPARSE_ONLY: Final[Outputs] = frozenset({Output.SPARSE})

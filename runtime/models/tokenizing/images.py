@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TypeAlias, TypeVar
 
-from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, TokenSequence
+from staged_pool.runtime.model import ModelInput, Pixels, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs.model import ImageSpec
 from staged_pool.runtime.models.tokenizing.chat import plain_text, without_special_tokens
@@ -20,6 +20,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, 
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
+from staged_pool.runtime.tokens import TokenIds, Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 

@@ -13,10 +13,11 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Role, Span, TokenIds, TokenSequence
+from staged_pool.runtime.model import Role, Span, TokenSequence
 from staged_pool.runtime.models.specs.model import ModelFolder, RoleSettings
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.specs.model import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
@@ -24,6 +24,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import (
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.tokenizing.limits import (
     InputLimits,
     check_own_limit,
@@ -15,6 +15,7 @@ from staged_pool.runtime.models.tokenizing.limits import (
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.requests import PairInput, Side
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput, InvalidSetting
 from staged_pool.stages.work import Prepared
 

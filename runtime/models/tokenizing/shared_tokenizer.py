@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from staged_pool.runtime.model import TokenIds
 from staged_pool.runtime.models.tokenizing.limits import check_characters
 from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
+from staged_pool.runtime.tokens import TokenIds
 
 Encoding: TypeAlias = Any
 """An encoding of `tokenizers`: `ids`, and if requested `offsets` (in characters) and `word_ids`."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import TokenIds
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 
 _PROBES: Final = ("x", "a b c", "Two sentences. Of words?")

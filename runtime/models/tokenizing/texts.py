@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, Span, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
 from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import (
@@ -25,6 +25,7 @@ from staged_pool.runtime.models.tokenizing.shared_tokenizer import (
 )
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import Chat, Output, Side, TextInput
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 

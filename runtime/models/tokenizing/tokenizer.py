@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, TokenSequence
 from staged_pool.runtime.models.specs.model import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
@@ -23,6 +23,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
 from staged_pool.runtime.models.tokenizing.text_cleanup import clean_up_spaces
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, TokenIds, TokenSequence, Values
+from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
@@ -25,6 +25,7 @@ from staged_pool.runtime.models.transformer.packed_transformer import PackedTran
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire.dialects import tokens
-from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
+from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput
 
 HELLO = {"role": "user", "content": "hello"}

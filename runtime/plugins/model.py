@@ -1,0 +1,242 @@
+"""The model of a plugin's engine: the last hook before the forward, and the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, cast
+
+from staged_pool.runtime import arguments
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow
+from staged_pool.runtime.plugins.call import PluginCall
+from staged_pool.runtime.plugins.host import PluginHost
+from staged_pool.runtime.plugins.processor import ModelInputs
+from staged_pool.runtime.plugins.request import PluginInput, PluginRequest
+from staged_pool.runtime.requests import (
+    Chat,
+    ClassifyRequest,
+    EmbedRequest,
+    Image,
+    Output,
+    Outputs,
+    TokenClassifyRequest,
+)
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.tasks.plan import plan as plan_task
+from staged_pool.runtime.tokens import Tokens
+from staged_pool.stages.errors import ConfigError, InvalidInput, PluginFailed, StagedPoolError, Unsupported
+from staged_pool.stages.exhausted import is_out_of_memory
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Parts, Plan, Prepared, Request
+
+ARRAY_BYTES_PER_TOKEN: Final = 4096
+"""Bytes of an array that cost as much as a token: a patch of 16 x 16 pixels with four channels of float32."""
+
+NUMBER_BYTES: Final = 4
+
+log = get_logger("staged_pool.plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginItem:
+    """A model input of a plugin with a forward of its own. As a row, its value is the result."""
+
+    value: Any
+
+    @property
+    def numbers(self) -> int:
+        """Count of numbers of 4 bytes in an array; 0 for other values."""
+        return _array_bytes(self.value) // NUMBER_BYTES
+
+
+class _Nothing:
+    """Payload and row of a request without model inputs: it passes the batch stage like others."""
+
+    numbers = 0
+
+
+_NOTHING: Final = _Nothing()
+
+
+class PluginModel:
+    """Runs `preprocess` and the forward of a plugin, for an engine of its own. Thread-safe, as its plugin must be.
+
+    Args:
+        host: Host of the plugin.
+        base: The served model, which runs the forward if the plugin has none. None: there is none.
+        config: Settings of the engine.
+
+    Raises:
+        ConfigError: There is neither a forward nor a model, or the model lacks an output.
+    """
+
+    def __init__(self, host: PluginHost, base: Model | None, config: EngineConfig) -> None:
+        self.host = host
+        self._base = None if host.runs_forward else base
+        self.card = _card(host, base, config)
+
+    def plan(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
+        """Plan a request of the plugin.
+
+        Raises:
+            Unsupported: It is a request of another task.
+        """
+        if not isinstance(request, PluginRequest):
+            raise Unsupported(f"`{self.host.name}` is a plugin: it takes data, and no request of another task.")
+        call = request.session.begin(ticket)
+        given = ModelInput(PluginInput(call, request.data), frozenset())
+        return Plan([given], _unused, finish_async=partial(self._finish, call))
+
+    async def _finish(self, call: PluginCall, rows: Sequence[object], tokens: int) -> Any:
+        """Run the hook `postprocess` on the rows of a request."""
+        (row,) = rows
+        parts = row if isinstance(row, Parts) else [row]
+        values = [part.value if isinstance(part, PluginItem) else part for part in parts if part is not _NOTHING]
+        hook = self.host.places.hooks.get("postprocess")
+        if hook is not None and hook.kind == "awaited":
+            async with self.host.finishing:
+                return await call.run("postprocess", values)
+        return await call.run("postprocess", values)
+
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[tuple[Prepared[Any], ...] | StagedPoolError]:
+        """Run the hook `preprocess`, and prepare the model inputs that it returns."""
+        return [self._prepare(cast(PluginInput, given.source)) for given in inputs]
+
+    def _prepare(self, source: PluginInput) -> tuple[Prepared[Any], ...] | StagedPoolError:
+        value = source.value
+        if not source.is_preprocessed:
+            value = source.call.run_here(self.host.places.hooks["preprocess"], value)
+        outputs = _outputs(self.host, self._base.card) if self._base is not None else ()
+        if isinstance(value, ModelInputs):
+            outputs, value = [Output(name) for name in value.outputs] or outputs, value.inputs
+        if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
+            raise self._failed("preprocess", f"returned {type(value).__name__}, not a sequence of model inputs")
+        items = list(value)
+        if not items:
+            return (Prepared(_NOTHING, 1, _NOTHING),)
+        if self._base is not None:
+            return self._prepare_for_model(self._base, items, frozenset(outputs))
+        return tuple(Prepared(PluginItem(item), self._tokens(item), self._batch_key(item)) for item in items)
+
+    def _prepare_for_model(
+        self, base: Model, items: Sequence[object], outputs: Outputs
+    ) -> tuple[Prepared[Any], ...] | StagedPoolError:
+        """Prepare inputs of the served model, each in its lane."""
+        planned = plan_task(self._request(items, outputs), base.card)
+        inputs = [replace(given, may_split=False) for given in planned.inputs]
+        prepared: list[Prepared[Any] | None] = [None] * len(inputs)
+        for lane in base.card.lanes:
+            places = [place for place, given in enumerate(inputs) if given.lane == lane]
+            for place, outcome in zip(places, base.preprocess([inputs[place] for place in places]), strict=True):
+                if isinstance(outcome, InvalidInput):
+                    return outcome.with_prefix(f"model input {place} of the plugin: ")
+                if not isinstance(outcome, Prepared):
+                    return outcome if isinstance(outcome, StagedPoolError) else self._failed("preprocess", "was cut")
+                prepared[place] = replace(outcome, batch_key=(lane, outcome.batch_key), identity=None)
+        return tuple(each for each in prepared if each is not None)
+
+    def _request(self, items: Sequence[object], outputs: Outputs) -> Request:
+        if any(isinstance(item, Image) and isinstance(item.source, str) for item in items):
+            raise self._failed("preprocess", "returned an image by its URL; fetch it in `load`, with `setup.fetch`")
+        if outputs == {Output.LABELS}:
+            return ClassifyRequest(inputs=arguments.inputs_or_pairs(items, None))
+        if outputs == {Output.TOKEN_LABELS}:
+            return TokenClassifyRequest(inputs=arguments.text_inputs(items, None))
+        return EmbedRequest(inputs=arguments.inputs(items, None), outputs=outputs)
+
+    def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> Sequence[ModelRow | StagedPoolError]:
+        """Run one batch, by the plugin's forward or by the served model's."""
+        if payloads[0] is _NOTHING:
+            return [_NOTHING] * len(payloads)
+        if self._base is not None:
+            return self._base.forward(payloads, at_once)
+        try:
+            rows = list(self.host.plugin.forward([payload.value for payload in payloads]))  # type: ignore[attr-defined]
+        except Exception as error:
+            if isinstance(error, StagedPoolError) or is_out_of_memory(error):
+                raise
+            log.error("plugin.failed", plugin=self.host.name, hook="forward", items=len(payloads), exc_info=error)
+            raise self._failed("forward", f"failed ({type(error).__name__})") from None
+        if len(rows) != len(payloads):
+            raise self._failed("forward", f"returned {len(rows)} rows for {len(payloads)} model inputs")
+        return [PluginItem(row) for row in rows]
+
+    def _failed(self, hook: str, fault: str) -> PluginFailed:
+        name = self.host.name
+        return PluginFailed(f"the hook `{hook}` of the plugin `{name}` {fault}", plugin=name, hook=hook)
+
+    def _tokens(self, item: object) -> int:
+        if (tokens := getattr(self.host.plugin, "tokens", None)) is not None and (given := tokens(item)) is not None:
+            return max(1, int(given))
+        return max(1, _array_bytes(item) // ARRAY_BYTES_PER_TOKEN)
+
+    def _batch_key(self, item: object) -> Hashable:
+        key: Callable[[object], Hashable] | None = getattr(self.host.plugin, "batch_key", None)
+        return None if key is None else key(item)
+
+    def pads(self, lane: Lane) -> bool:
+        return self._base is not None and any(map(self._base.pads, self._base.card.lanes))
+
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        raise Unsupported(f"`{self.host.name}` is a plugin: it has no tokenizer.")
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        raise Unsupported(f"`{self.host.name}` is a plugin: it has no tokenizer.")
+
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return ()
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        return None
+
+    def clear_image_cache(self) -> None:
+        """Do nothing: the served model has the cache."""
+
+    def close(self) -> None:
+        """Do nothing: the host closes the plugin."""
+
+
+def _unused(rows: Sequence[object], tokens: int) -> object:
+    raise RuntimeError("the result of a plugin is awaited")
+
+
+def _array_bytes(value: object) -> int:
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
+
+
+def _outputs(host: PluginHost, card: ModelCard) -> Sequence[Output]:
+    """Return the outputs that a plugin takes from the served model.
+
+    Raises:
+        ConfigError: The model lacks one.
+    """
+    named = getattr(host.plugin, "outputs", ())
+    if not named:
+        return card.outputs[:1]
+    if missing := [name for name in named if name not in card.outputs]:
+        has = ", ".join(card.outputs)
+        raise ConfigError(f"plugin {host.name!r}: the model `{card.name}` gives no {missing[0]!r}; it gives {has}")
+    return [Output(name) for name in named]
+
+
+def _card(host: PluginHost, base: Model | None, config: EngineConfig) -> ModelCard:
+    kind = type(host.plugin)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if host.runs_forward:
+        device = base.card.device if base is not None else "cpu"
+        return ModelCard(
+            name=host.name, architecture=name, parameters=0, lanes=("plugin",), outputs=(), scoring=None, width=0,
+            max_tokens=config.max_tokens, vocabulary=0, pooling="plugin", normalize=False, dtype="", device=device,
+            attention="", torch_threads=base.card.torch_threads if base is not None else 1, forward_workers=1,
+            load_s=0.0, is_plugin=True,
+        )  # fmt: skip
+    if base is None:
+        raise ConfigError(f"plugin {host.name!r}: it has no `forward`, so it needs a model: give one with --model")
+    _outputs(host, base.card)
+    return replace(base.card, name=host.name, lanes=("plugin",), outputs=(), scoring=None, labels=(), is_plugin=True)

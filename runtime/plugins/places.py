@@ -1,0 +1,53 @@
+"""Places of hooks: the event loop, threads under a limit, and processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from staged_pool.runtime.plugins.block_watch import BlockWatch
+from staged_pool.runtime.plugins.hooks import Hook, HookName
+from staged_pool.runtime.plugins.processes import HookProcesses
+from staged_pool.stages.offload import ThreadOffload
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class HookThreads(ThreadOffload):
+    """Threads of plain hooks. After each call it looks for ended requests that waited for it.
+
+    Args:
+        limit: Most calls at once.
+        called: Called on the event loop after each call.
+    """
+
+    def __init__(self, limit: int, called: Callable[[], None]) -> None:
+        super().__init__(limit)
+        self._called = called
+
+    async def __call__(self, function: Callable[[A], R], argument: A, /) -> R:
+        try:
+            return await super().__call__(function, argument)
+        finally:
+            self._called()
+
+
+class HookPlaces:
+    """The hooks of one plugin, and the places where they run.
+
+    Args:
+        plugin: Name of the plugin.
+        hooks: Its hooks.
+        limit: Most plain hooks at once.
+        called: Called on the event loop after each hook.
+    """
+
+    def __init__(self, plugin: str, hooks: Mapping[HookName, Hook], limit: int, called: Callable[[], None]) -> None:
+        self.plugin = plugin
+        self.hooks = hooks
+        self.called = called
+        self.threads = HookThreads(limit, called)
+        """Threads of plain hooks. They are not those of texts, so no text waits for a slow hook."""
+        self.processes = HookProcesses(limit)
+        self.watch = BlockWatch(plugin)

@@ -1,0 +1,50 @@
+"""Processes of their own for plain hooks that would hold the interpreter's lock."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import anyio
+import anyio.to_process
+
+from staged_pool.runtime.plugins.hooks import Hook
+from staged_pool.runtime.plugins.processor import PluginContext
+
+
+class HookProcesses:
+    """Runs hooks in worker processes of anyio. Its block takes one of `limit` places.
+
+    A process is started at its first call, and kept for further ones. A cancelled call ends with its process at once.
+
+    Args:
+        limit: Most calls at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._places = anyio.CapacityLimiter(limit)
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._places.release()
+
+    async def run(self, hook: Hook, value: object, context: PluginContext) -> tuple[Any, Any]:
+        """Run a hook on copies of the value and the context. Returns its result, and the state of the context.
+
+        Raises:
+            BrokenWorkerProcess: The process has ended, such as for lack of memory.
+        """
+        unlimited = anyio.CapacityLimiter(1)  # a place is taken already
+        return await anyio.to_process.run_sync(
+            _run, hook, value, context.id, context.state, cancellable=True, limiter=unlimited
+        )
+
+
+def _run(hook: Hook, value: object, request_id: str, state: Any) -> tuple[Any, Any]:
+    context = PluginContext(request_id)
+    context.state, context.hook = state, hook.name
+    return hook(value, context), context.state
