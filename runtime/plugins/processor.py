@@ -210,7 +210,7 @@ class PluginLike(Protocol):
     def preprocess(self) -> Callable[..., Any]: ...
 
 
-Plugin: TypeAlias = PluginLike | PluginClass
+Plugin: TypeAlias = PluginLike | type[PluginLike] | PluginClass
 """A plugin, its class, or a `PluginClass` that makes it."""
 
 
