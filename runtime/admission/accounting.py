@@ -85,6 +85,7 @@ class Reservation:
         "lane",
         "lanes",
         "request_class",
+        "waits",
         "was_alone",
     )
 
@@ -109,6 +110,8 @@ class Reservation:
         self.answer: AnswerMemory | None = None
         """Memory of the answer. None: no answer is expected yet."""
         self.items = 1
+        self.waits = False
+        """Its caller waits for room: the amounts that parse finds are no reason to reject it."""
         self.lanes: dict[Lane, LaneUsage] = {}
         self.entered_at = entered_at
         self.lane = lane
@@ -154,6 +157,7 @@ class Reservation:
         if self.is_in_flight and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.computed += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
+            self._in_flight.room_freed()
 
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """See `Load.adjust_tokens`."""
@@ -186,6 +190,8 @@ class InFlight:
         """Tokens between feeding and the end of their forward, by lane."""
         self.fed_tokens_freed: Callable[[Lane], object] = lambda lane: None
         """Called when the fed tokens of a lane have decreased."""
+        self.room_freed: Callable[[], object] = lambda: None
+        """Called when tokens in flight have been computed."""
         self.total = UsageTotals(self._lanes)
         self.unprepared: dict[Lane, int] = dict.fromkeys(self._lanes, 0)
         """Inputs that are not tokenized yet, by lane."""

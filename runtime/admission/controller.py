@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from staged_pool.runtime.admission.accounting import (
     DEFAULT_CLASS,
@@ -29,18 +29,28 @@ from staged_pool.runtime.admission.accounting import (
     Reservation,
     UsageTotals,
 )
+from staged_pool.runtime.admission.delays import Delays
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
-from staged_pool.runtime.admission.prediction import LanePrediction
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
-from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge, detached
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
-from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, INTERACTIVE_WEIGHT, TIMES_FREE
+from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, TIMES_FREE
 
 EXPECTED_S: Final = 0.1
 """Seconds after a rejection in which more are expected. At twice the capacity, one comes each millisecond."""
+
+
+class LimitReached(NamedTuple):
+    """A limit that keeps a request out for now."""
+
+    limit: str
+    """One of `LIMITS`, `part` or `delay`."""
+    message: str
+    lane: Lane
+    """The lane that determines the delay of the request."""
 
 
 class Admission:
@@ -65,9 +75,9 @@ class Admission:
         self._config = config
         self._clock = clock
         self._input_tokens = input_tokens
-        self._lanes = {lane: LanePrediction(service_time) for lane, service_time in service_times.items()}
         self._estimates = Estimates(tuple(service_times))
         self.in_flight = InFlight(fed_limits, self._estimates)
+        self._delays = Delays(service_times, self.in_flight, self._estimates)
         self._admitted = 0
         self._rejected: Counter[str] = Counter()
         """Rejected requests since the start, by limit."""
@@ -98,20 +108,47 @@ class Admission:
             DeadlineExceeded: It cannot be answered in time; nothing was counted.
             TooLarge: It exceeds a limit by itself.
         """
+        entered = self.try_enter(body_bytes=body_bytes, timeout_s=timeout_s, request_class=request_class, images=images)
+        if isinstance(entered, LimitReached):
+            raise self._reject(entered)
+        return entered
+
+    def try_enter(
+        self,
+        *,
+        body_bytes: int,
+        timeout_s: float,
+        request_class: RequestClass = DEFAULT_CLASS,
+        images: int | None = None,
+        waits: bool = False,
+    ) -> Reservation | LimitReached:
+        """Let a request in, or return the limit that keeps it out. A limit is not counted as a rejection.
+
+        Args:
+            body_bytes: See `enter`.
+            timeout_s: See `enter`.
+            request_class: See `enter`.
+            images: See `enter`.
+            waits: The request waits until it may enter. The target delay then lets the first one of a class in.
+
+        Raises:
+            DeadlineExceeded: As for `enter`.
+            TooLarge: As for `enter`.
+        """
         if body_bytes > self._config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
         self._has_classes = self._has_classes or request_class != DEFAULT_CLASS
         guesses = self._estimates.guess(body_bytes, images)
-        lane, expected_s = expected = self._quickest(guesses, request_class)
-        takes_s = expected_s + self._lanes[lane].lag_s(request_class)
+        lane, expected_s = expected = self._delays.quickest(guesses, request_class)
+        takes_s = expected_s + self._delays.lag_s(lane, request_class)
         if self.in_flight.total.requests and takes_s > timeout_s:
             self._count_rejection("deadline")
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
-            raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=self._drain_s(lane))
-        if (rejection := self._overload(body_bytes, guesses, expected, request_class)) is not None:
-            raise detached(rejection)
+            raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=self._delays.drain_s(lane))
+        if (reached := self._limit_reached(body_bytes, guesses, expected, request_class, waits=waits)) is not None:
+            return reached
         self._admitted += 1
-        return self.in_flight.enter(
+        reservation = self.in_flight.enter(
             {name: LaneUsage(guess.tokens, int(name == lane)) for name, guess in guesses.items()},
             body_bytes=body_bytes,
             entered_at=self._clock(),
@@ -119,21 +156,30 @@ class Admission:
             expected_s=expected_s,
             request_class=request_class,
         )
+        reservation.waits = waits
+        return reservation
 
     def overload(
         self, body_bytes: int, request_class: RequestClass = DEFAULT_CLASS, images: int | None = None
     ) -> Overloaded | None:
         """Return the error of a request that is rejected now, and count it; None if it may enter."""
         guesses = self._estimates.guess(body_bytes, images)
-        return self._overload(body_bytes, guesses, self._quickest(guesses, request_class), request_class)
+        reached = self._limit_reached(body_bytes, guesses, self._delays.quickest(guesses, request_class), request_class)
+        return None if reached is None else self._reject(reached)
 
-    def _overload(
+    def expected_tokens(self, body_bytes: int, images: int | None = None) -> float:
+        """Return the expected tokens of a request, in all lanes."""
+        return sum([guess.tokens for guess in self._estimates.guess(body_bytes, images).values()])
+
+    def _limit_reached(
         self,
         body_bytes: int,
         guesses: Mapping[Lane, Estimate],
         expected: tuple[Lane, float],
         request_class: RequestClass,
-    ) -> Overloaded | None:
+        *,
+        waits: bool = False,
+    ) -> LimitReached | None:
         if not self.in_flight.total.requests:  # otherwise a wrong prediction would never be corrected
             return None
         lane, expected_s = expected
@@ -142,9 +188,11 @@ class Admission:
         for place, allowed in enumerate(self._allowed):
             if in_flight[place] + wanted[place] > allowed:
                 limit = LIMITS[place]
-                return self._reject(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
+                return LimitReached(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
         if self._has_classes and (whose := self._beyond_part(in_flight, wanted, request_class)) is not None:
-            return self._reject("part", f"{whose} has reached its share of the server's limit.", lane)
+            return LimitReached("part", f"{whose} has reached its share of the server's limit.", lane)
+        if waits and request_class.tenant not in self.in_flight.tenants[request_class.priority]:
+            return None  # otherwise those of other classes could keep it waiting for ever
         return self._too_late(lane, expected_s, request_class)
 
     def _beyond_part(
@@ -171,7 +219,7 @@ class Admission:
         return None
 
     def count_items(self, reservation: Reservation, inputs: Mapping[Lane, int]) -> None:
-        """Set the number of inputs of a decoded request, by lane.
+        """Set the number of inputs of a decoded request, by lane. One whose caller waits is not rejected for overload.
 
         Raises:
             TooLarge: The request has too many inputs.
@@ -182,9 +230,10 @@ class Admission:
         if items > limit:
             raise TooLarge(f"The request has {items} inputs; at most {limit} are accepted.", param="input")
         account, lane = self.in_flight, reservation.lane
-        total, others, allowed = account.total, account.total.requests - 1, self._config.max_items
+        total, allowed = account.total, self._config.max_items
+        others = 0 if reservation.waits else total.requests - 1
         if others and total.items + items - reservation.items > allowed:
-            raise self._reject("items", f"The server is at its limit of {allowed} items in flight.", lane)
+            raise self._reject(LimitReached("items", f"The server is at its limit of {allowed} items in flight.", lane))
         account.count_items(reservation, items)
         if len(inputs) == len(reservation.lanes) == 1 and "text" in inputs and "text" in reservation.lanes:
             # As it was guessed: there is no better estimate.
@@ -195,19 +244,21 @@ class Admission:
             account.take(reservation, name)
         known = self._estimates.known(reservation.body_bytes, inputs)
         expected = {
-            name: self._delay_s(name, tokens, inputs[name], reservation.request_class, is_in_flight=True)
+            name: self._delays.delay_s(name, tokens, inputs[name], reservation.request_class, is_in_flight=True)
             for name, tokens in known.items()
         }
         for name, tokens in known.items():
             account.put(reservation, name, LaneUsage(tokens, inputs[name]))
         if others and reservation.tokens > guessed and sum(total.tokens.values()) > self._config.max_tokens:
             allowed = self._config.max_tokens
-            raise self._reject("tokens", f"The server is at its limit of {allowed} tokens in flight.", lane)
+            raise self._reject(
+                LimitReached("tokens", f"The server is at its limit of {allowed} tokens in flight.", lane)
+            )
         if tuple(inputs) == (lane,):
             return
         for name, expected_s in expected.items() if others else ():
-            if name != lane and (rejection := self._too_late(name, expected_s, reservation.request_class)) is not None:
-                raise detached(rejection)
+            if name != lane and (reached := self._too_late(name, expected_s, reservation.request_class)) is not None:
+                raise self._reject(reached)
         reservation.lane, reservation.expected_s = max(expected.items(), key=lambda pair: pair[1])
 
     def leave(self, reservation: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
@@ -221,79 +272,23 @@ class Admission:
         usages = dict(reservation.lanes)
         self.in_flight.leave(reservation)
         if answered:
-            self._learn(reservation, usages, self._clock() - reservation.entered_at - elsewhere_s)
-        request_class, total = reservation.request_class, self.in_flight.total
-        if request_class.tenant not in self.in_flight.tenants[request_class.priority]:
-            for prediction in self._lanes.values():
-                prediction.catch_up(request_class if total.requests else None)
+            self._delays.learn(reservation, usages, self._clock() - reservation.entered_at - elsewhere_s)
+        self._delays.catch_up(reservation.request_class)
 
-    def _learn(self, reservation: Reservation, usages: Mapping[Lane, LaneUsage], took_s: float) -> None:
-        computed = sum(usage.computed for usage in usages.values())
-        tokens = computed + sum(usage.skipped for usage in usages.values())
-        if not tokens:
-            return
-        # Coalesced and cached tokens waited for no device: their time says nothing about the lag of others.
-        expected_s = reservation.expected_s * computed / tokens
-        if share := self._estimates.device_share.value:  # the part of its tokens that it was expected to compute
-            expected_s /= share
-        late_s, was_alone = took_s - expected_s, reservation.was_alone
-        self._lanes[reservation.lane].learn_lag(reservation.request_class, late_s, was_alone=was_alone)
-        read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.skipped)}
-        self._estimates.learn(reservation.body_bytes, read, computed / tokens)
-
-    def _quickest(self, guesses: Mapping[Lane, Estimate], request_class: RequestClass) -> tuple[Lane, float]:
-        """Return the likely lane that would be done first with a request, and its seconds."""
-        if len(guesses) == 1:
-            ((lane, guess),) = guesses.items()
-            return lane, self._delay_s(lane, guess.given_present, 1, request_class)
-        delays = [
-            (lane, self._delay_s(lane, guess.given_present, 1, request_class))
-            for lane, guess in guesses.items()
-            if guess.likely or not any(each.likely for each in guesses.values())  # none is likely
-        ]
-        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(request_class))
-
-    def _delay_s(
-        self, lane: Lane, tokens: float, inputs: int, request_class: RequestClass, *, is_in_flight: bool = False
-    ) -> float:
-        """Return the seconds of a lane for a request and the work ahead of it."""
-        priority, tenants = (
-            self.in_flight.priorities[request_class.priority],
-            self.in_flight.tenants[request_class.priority],
-        )
-        before, others_have = tokens, priority.tokens[lane]
-        if (own := tenants.get(request_class.tenant)) is not None:
-            before += min(own.tokens[lane], (own.requests - is_in_flight) * tokens)
-            others_have -= own.tokens[lane]
-        before += min(others_have, (len(tenants) - (own is not None)) * before)
-        if request_class.priority is Priority.INTERACTIVE:
-            before += min(self.in_flight.priorities[Priority.BULK].tokens[lane], before / INTERACTIVE_WEIGHT)
-        else:
-            before += min(self.in_flight.priorities[Priority.INTERACTIVE].tokens[lane], before * INTERACTIVE_WEIGHT)
-        others = self.in_flight.total.requests - is_in_flight
-        return self._lanes[lane].service_time.drain_s(
-            before, min(self.in_flight.unprepared[lane], others * inputs) + inputs
-        )
-
-    def _too_late(self, lane: Lane, expected_s: float, request_class: RequestClass) -> Overloaded | None:
-        delay_s = expected_s + self._lanes[lane].lag_s(request_class)
+    def _too_late(self, lane: Lane, expected_s: float, request_class: RequestClass) -> LimitReached | None:
+        delay_s = expected_s + self._delays.lag_s(lane, request_class)
         if delay_s <= DELAY_MARGIN * self._config.target_delay_s:
             return None
-        return self._reject("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
+        return LimitReached("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
 
-    def _reject(self, limit: str, message: str, lane: Lane) -> Overloaded:
-        self._count_rejection(limit)
-        return Overloaded(message, retry_after_s=self._drain_s(lane))
+    def _reject(self, reached: LimitReached) -> Overloaded:
+        """Count a rejected request, and return its error."""
+        self._count_rejection(reached.limit)
+        return Overloaded(reached.message, retry_after_s=self._delays.drain_s(reached.lane))
 
     def _count_rejection(self, limit: str) -> None:
         self._rejected[limit] += 1
         self._rejected_at = self._clock()
-
-    def _drain_s(self, lane: Lane) -> float:
-        """Return the seconds that a lane needs for everything in flight."""
-        return self._lanes[lane].service_time.drain_s(
-            self.in_flight.total.tokens[lane], self.in_flight.unprepared[lane]
-        )
 
     def expects_rejections(self) -> bool:
         """Return True if the last rejection is so recent that more are expected."""
@@ -308,9 +303,9 @@ class Admission:
         total, config = self.in_flight.total, self._config
         lanes: dict[str, LaneStatistics] = {
             lane: LaneStatistics(
-                tokens=round(total.tokens[lane]), drain_s=self._drain_s(lane), lag_s=prediction.most_lag_s
+                tokens=round(total.tokens[lane]), drain_s=self._delays.drain_s(lane), lag_s=prediction.most_lag_s
             )
-            for lane, prediction in self._lanes.items()
+            for lane, prediction in self._delays.lanes.items()
         }
         return AdmissionStatistics(
             requests=total.requests,

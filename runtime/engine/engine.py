@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 
 from staged_pool.runtime import arguments
-from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
+from staged_pool.runtime.admission.accounting import RequestClass
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.engine_stages import EngineStages
+from staged_pool.runtime.engine.entrance import Arriving, Entrance
 from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_for_scope
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
@@ -32,7 +34,7 @@ from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.parse import Arrival, Completer
+from staged_pool.stages.parse import Completer
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
@@ -97,10 +99,13 @@ class Engine(EngineApi, TokenApi, PluginApi):
         )
         self._planner.obstruction = self._stages.obstruction
         self._admission.in_flight.fed_tokens_freed = lambda lane: self._stages.feeds[lane].grant()
-        self._requests = FollowedRequests(self._stages, self._admission)
+        self._entrance = Entrance(self._admission, options.clock)
+        self._admission.in_flight.room_freed = self._entrance.grant
+        self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
         self.plugins = {}
+        self._entrance.check_open = self._life.check_open
 
     @property
     def card(self) -> ModelCard:
@@ -140,6 +145,7 @@ class Engine(EngineApi, TokenApi, PluginApi):
         images: int | None = None,
         stream: RowStream | None = None,
         answer: AnswerMemory | None = None,
+        waits: bool = False,
     ) -> R:
         """Take one request through the four stages and return its answer.
 
@@ -157,6 +163,7 @@ class Engine(EngineApi, TokenApi, PluginApi):
             images: Number of images in the bytes of the request, for admission. None: unknown.
             stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
             answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
+            waits: Wait for room, in fair order, and never raise `Overloaded`. For requests of a few inputs.
 
         Raises:
             Overloaded: Rejected at admission; no work was done.
@@ -167,33 +174,32 @@ class Engine(EngineApi, TokenApi, PluginApi):
         self._host.check(_SUBJECT)
         arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
-        own = AnswerMemory(self.memory.budget.answers, tenant) if answer is None else None
         while timeout_s > 0:
-            scope_ends_at = anyio.current_effective_deadline()
+            scope_ends_at, now = anyio.current_effective_deadline(), self._clock()
             left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
             if left_s > 0:
-                reservation, now = self._enter(body_bytes, timeout_s, RequestClass(priority, tenant), images)
-                reservation.answer = answer or own
-                ticket = Ticket(
+                ticket_of = partial(
+                    Ticket,
                     decode,
                     encode,
-                    reservation,
-                    deadline=now + timeout_s,
+                    deadline=late_at,
                     scope_ends_at=now + left_s if stream is None else math.inf,
                     timeline=timeline,
                     priority=priority,
                     tenant=tenant,
                     stream=stream,
                 )
-                arrival = Arrival(ticket, body_bytes, now)
+                arriving = Arriving(body_bytes, timeout_s, RequestClass(priority, tenant), images)
                 try:
-                    return cast(R, await self._requests.follow(arrival, reservation, timeout_s))
+                    return cast(R, await self._requests.submit(arriving, ticket_of, answer, waits=waits))
                 except ScopeEnds:
-                    pass  # the caller's scope ends now, or its deadline has moved
-                finally:
-                    if own is not None:
-                        own.give_back()
-            await wait_for_scope(scope_ends_at)
+                    await wait_for_scope(scope_ends_at)  # it ends now, or its deadline has moved
+                except Overloaded:  # answers have no memory left
+                    if not waits:
+                        raise
+                    await self._entrance.wait_for_departure()
+            else:
+                await wait_for_scope(scope_ends_at)
             timeout_s = late_at - self._clock()
         raise DeadlineExceeded("The time limit of the request passed.", stage=ADMISSION)
 
@@ -257,16 +263,6 @@ class Engine(EngineApi, TokenApi, PluginApi):
             raise detached(failure)
         return tokens
 
-    def _enter(
-        self, body_bytes: int, timeout_s: float, request_class: RequestClass, images: int | None = None
-    ) -> tuple[Reservation, float]:
-        """Admit a request or reject it. Returns its reservation and the time of its arrival."""
-        self._life.check_open()
-        now = self._clock()
-        return self._admission.enter(
-            body_bytes=body_bytes, timeout_s=timeout_s, request_class=request_class, images=images
-        ), now
-
     @property
     def expects_rejections(self) -> bool:
         """True if a request was rejected just now, and more are likely to be.
@@ -301,7 +297,7 @@ class Engine(EngineApi, TokenApi, PluginApi):
         """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""
         self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        reservation, _ = self._enter(body_bytes, math.inf, DEFAULT_CLASS)
+        reservation = self._entrance.enter_nowait(Arriving(body_bytes))
         offload = self._lanes[lane].preprocess if lane in self._lanes else self._tokenize
         return await self._requests.run_call(reservation, offload, call, argument)
 

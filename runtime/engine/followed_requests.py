@@ -10,9 +10,11 @@ from typing import TypeVar
 import anyio
 
 from staged_pool.runtime.admission.accounting import Reservation
-from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.engine.engine_stages import EngineStages
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, ScopeEnds
+from staged_pool.runtime.engine.entrance import Arriving, Entrance
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.runtime.memory.budget import ByteAccount
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, Overloaded, ScopeEnds
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.ticket import Ticket
@@ -26,12 +28,18 @@ class FollowedRequests:
 
     Args:
         stages: Take the requests.
-        admission: Made the reservations.
+        entrance: Admits the requests.
+        answers: Account of the memory of all answers.
+        clock: Clock of the stages, in seconds.
     """
 
-    def __init__(self, stages: EngineStages, admission: Admission) -> None:
+    def __init__(
+        self, stages: EngineStages, entrance: Entrance, answers: ByteAccount, clock: Callable[[], float]
+    ) -> None:
         self._stages = stages
-        self._admission = admission
+        self._entrance = entrance
+        self._answers = answers
+        self._clock = clock
         self.tickets: dict[Ticket, Reservation] = {}
         self._scopes: dict[object, anyio.CancelScope] = {}
         """Scopes of callers who have a deadline, or wait for parse or a preprocess thread."""
@@ -45,7 +53,38 @@ class FollowedRequests:
         """Return True if a request is in flight."""
         return bool(self.tickets or self._scopes)
 
-    async def follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
+    async def submit(
+        self,
+        arriving: Arriving,
+        ticket_of: Callable[[Reservation], Ticket],
+        answer: AnswerMemory | None,
+        *,
+        waits: bool = False,
+    ) -> object:
+        """Admit a request, and return its answer.
+
+        Args:
+            arriving: The request, as admission sees it.
+            ticket_of: Makes the ticket of the admitted request.
+            answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
+            waits: Wait for room; otherwise the request is rejected if there is none.
+
+        Raises:
+            ScopeEnds: A stage dropped the work, because the caller's scope ends too soon.
+            StagedPoolError: The request was rejected, or its ticket was settled with this error.
+        """
+        if waits:
+            reservation = await self._entrance.enter(arriving)
+        else:
+            reservation = self._entrance.enter_nowait(arriving)
+        with AnswerMemory(self._answers, arriving.request_class.tenant) as own:
+            reservation.answer = answer or own
+            ticket = ticket_of(reservation)
+            arrival = Arrival(ticket, arriving.body_bytes, self._clock())
+            timeout_s = ticket.deadline - arrival.sent_at if waits else arriving.timeout_s
+            return await self._follow(arrival, reservation, timeout_s)
+
+    async def _follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
         """Send a request to the stages and wait for its answer. However this ends, its reservation is given back.
 
         Raises:
@@ -73,8 +112,9 @@ class FollowedRequests:
                 self.expired[ticket.error.stage] += 1
             del self.tickets[ticket]
             self._scopes.pop(ticket, None)
-            answered = ticket.error is None
-            self._admission.leave(reservation, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
+            error, elsewhere_s = ticket.error, ticket.timeline.fetch_s
+            rejected = isinstance(error, Overloaded)
+            self._entrance.leave(reservation, answered=error is None, elsewhere_s=elsewhere_s, rejected=rejected)
             self._note_departure()
             ticket.release()
 
@@ -90,7 +130,7 @@ class FollowedRequests:
             raise EngineStopped("The engine was stopped before this request was done.")
         finally:
             del self._scopes[reservation]
-            self._admission.leave(reservation)
+            self._entrance.leave(reservation)
             self._note_departure()
 
     async def wait_until_empty(self) -> None:
@@ -101,11 +141,16 @@ class FollowedRequests:
             await self._empty.wait()
 
     def fail_all(self, message: str) -> None:
-        """Settle every request with `EngineStopped`."""
+        """Settle every request with `EngineStopped`, also those that wait for room."""
+        self._entrance.grant()
         for ticket in list(self.tickets):
             ticket.fail(EngineStopped(message))
         for scope in list(self._scopes.values()):
             scope.cancel()  # the caller may still wait for room in front of parse, or for a thread
+
+    def settle_waiting(self) -> None:
+        """Admit or fail the requests that wait for room, as the engine now allows."""
+        self._entrance.grant()
 
     def _note_departure(self) -> None:
         if not self.any():

@@ -81,6 +81,7 @@ class Lifecycle:
         """Stop admitting, and wait until the outcome of each request is known. After `timeout_s`, fail the rest."""
         if self.phase is Phase.READY:
             self.phase = Phase.DRAINING
+            self._requests.settle_waiting()
             log.info("engine.draining", requests=len(self._requests.tickets))
         with anyio.move_on_after(timeout_s):
             await self._requests.wait_until_empty()
@@ -138,3 +139,4 @@ class Lifecycle:
 
     def _save_memory(self, pressure: Pressure) -> None:
         self._stages.save_memory(pressure >= Pressure.SMALLER_BATCHES)
+        self._requests.settle_waiting()

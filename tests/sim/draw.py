@@ -557,3 +557,17 @@ def trouble_that_ends(rng: random.Random, world: World) -> None:
     ask([2] * (40 * batch_items))
     ask(token_counts, phase="after")
     world.__dict__.update(calm.__dict__)
+
+
+@feature(0.15)
+def callers_who_wait(rng: random.Random, world: World) -> None:
+    """Callers that wait for room, as a pipeline does, beside others."""
+    if any(client.phase for client in world.clients):
+        return  # both phases must be answered
+    world.settings |= {"max_requests": some(rng, 1, 2, 4)} if rng.random() < 0.8 else {}
+    if rng.random() < 0.4:
+        world.settings["max_items"] = log_uniform(rng, 2, 20)
+    if rng.random() < 0.4:
+        world.settings["target_delay_s"] = some(rng, 0.005, 0.05)
+    for client in world.clients:
+        client.waits = rng.random() < 0.7 and not (client.streams or client.tokenizes)

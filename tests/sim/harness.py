@@ -248,7 +248,10 @@ class Simulation:
                 if client.streams:
                     return await self._stream(client)
                 return await engine.submit(
-                    lambda: self._decode(client), lambda result: self._encode(client, result), **self._how(client)
+                    lambda: self._decode(client),
+                    lambda result: self._encode(client, result),
+                    waits=client.waits,
+                    **self._how(client),
                 )
         except (StagedPoolError, TimeoutError) as error:
             return error

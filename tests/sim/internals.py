@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
+from staged_pool.runtime.admission.controller import LimitReached
 from staged_pool.runtime.engine import engine as engine_module
 from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
@@ -55,16 +56,24 @@ def tokens_of(ticket: Ticket) -> float:
 def observe(engine: Engine, watch: Watch) -> None:
     """Observe admissions, and batches as they are cut."""
     admission = engine._admission
-    enter, count_items, leave = admission.enter, admission.count_items, admission.leave
+    enter, try_enter, count_items, leave = (
+        admission.enter, admission.try_enter, admission.count_items, admission.leave,
+    )  # fmt: skip
 
     def watched_enter(**kwargs: Any) -> Reservation:
         try:
-            reservation = enter(**kwargs)
+            return enter(**kwargs)
         except StagedPoolError as error:
             watch.rejected(error, others=len(watch.reservations))
             raise
-        watch.reservations[id(reservation)] = reservation
-        return reservation
+
+    def watched_try_enter(**kwargs: Any) -> Reservation | LimitReached:
+        entered = try_enter(**kwargs)
+        if isinstance(entered, Reservation):
+            watch.reservations[id(entered)] = entered
+        elif not watch.reservations:
+            watch.fail(f"an empty engine lets nobody in: {entered.message}")
+        return entered
 
     def watched_count_items(reservation: Reservation, inputs: Mapping[Lane, int]) -> None:
         try:
@@ -79,6 +88,7 @@ def observe(engine: Engine, watch: Watch) -> None:
 
     for target, name, watched in (
         (admission, "enter", watched_enter),
+        (admission, "try_enter", watched_try_enter),
         (admission, "count_items", watched_count_items),
         (admission, "leave", watched_leave),
     ):
@@ -149,6 +159,11 @@ def left_in_admission(engine: Engine) -> bool:
     in_flight = engine._admission.in_flight
     counts = (*in_flight.total.limited, *in_flight.unprepared.values(), *in_flight.fed.values())
     return any(abs(each) > EPSILON for each in counts)
+
+
+def left_in_front(engine: Engine) -> int:
+    """Count the requests that wait for room in front of the engine."""
+    return engine._entrance.waiting
 
 
 def left_in_channels(engine: Engine) -> list[str]:

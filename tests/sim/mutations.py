@@ -27,6 +27,7 @@ from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.entrance import Arriving, Entrance
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import LaneLimits
 from staged_pool.runtime.engine.lifecycle import Lifecycle
@@ -40,7 +41,7 @@ from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.batch_results import BatchResults
 from staged_pool.stages.channel import Receiver, Sender
 from staged_pool.stages.device_slots import DeviceSlots
-from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
+from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, OutOfMemory, StagedPoolError
 from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.parse import ParseStage
@@ -353,6 +354,59 @@ def requests_admitted_while_draining() -> Plan:
             self.phase = phase
 
     return [(Lifecycle, "check_open", check_open)]
+
+
+@mutation
+def callers_who_wait_are_rejected() -> Plan:
+    def enter(self: Entrance, arriving: Arriving) -> Any:
+        async def at_once() -> Reservation:
+            return self.enter_nowait(arriving)
+
+        return at_once()
+
+    return [(Entrance, "enter", enter)]
+
+
+@mutation
+def a_departure_lets_nobody_in_who_waits() -> Plan:
+    def leave(self: Entrance, reservation: Reservation, *, rejected: bool = False, **how: Any) -> None:
+        self._admission.leave(reservation, **how)
+
+    return [(Entrance, "leave", leave)]
+
+
+@mutation
+def callers_who_wait_are_forgotten_when_the_engine_stops() -> Plan:
+    original = Entrance.grant
+
+    def grant(self: Entrance) -> None:
+        with contextlib.suppress(EngineStopped):
+            self.check_open()
+            original(self)
+
+    return [(Entrance, "grant", grant)]
+
+
+@mutation
+def callers_who_leave_keep_their_place_in_the_queue() -> Plan:
+    original = FairQueue.drop
+
+    def drop(self: FairQueue[Any], entries: Iterable[Any]) -> None:
+        if self._name != "entrance":
+            original(self, entries)
+
+    return [(FairQueue, "drop", drop)]
+
+
+@mutation
+def a_place_given_to_a_caller_who_leaves_is_kept() -> Plan:
+    original = Entrance._withdraw
+
+    def withdraw(self: Entrance, waiting: Any) -> None:
+        if waiting.outcome is None:
+            original(self, waiting)
+
+    return [(Entrance, "_withdraw", withdraw)]
 
 
 @mutation

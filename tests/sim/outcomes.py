@@ -101,7 +101,7 @@ def _unexplained(watch: Watch, client: ClientPlan, outcome: Outcome) -> str | No
             faults = [watch.world.contents[said(client, index)].fault for index in range(len(client.items))]
             return None if "out of memory" in faults else "a smaller batch fits"
         case Overloaded():
-            return None  # see `Watch.rejected`
+            return "it waits for room" if client.waits else None  # see `Watch.rejected`
         case StageFailed(stage=stage):
             return _wrong_crash(watch, client, stage)
         case DeviceLost():

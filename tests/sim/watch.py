@@ -481,6 +481,8 @@ class Watch:
             return
         if internals.tickets_of(self.engine):
             self.fail("tickets are left")
+        if waiting := internals.left_in_front(self.engine):
+            self.fail(f"all clients have their outcomes, and {waiting} requests wait for room")
         if internals.left_in_admission(self.engine) or self.reservations:
             self.fail("the engine is empty, and admission counts something")
         if self.fetching.total() or internals.fetches_left(self.engine):

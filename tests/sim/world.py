@@ -122,6 +122,8 @@ class ClientPlan:
     tenant: str | None = None
     salt: str | None = None
     """The request's `cache_salt`."""
+    waits: bool = False
+    """It waits for room instead of being rejected."""
     tokenizes: bool = False
     """It calls `tokenize` and not `submit`."""
     streams: bool = False
