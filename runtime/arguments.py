@@ -63,7 +63,7 @@ def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]
         InvalidInput: An input is something else; the error has its index.
     """
     whole_number("max_tokens", max_tokens)
-    return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(_each(inputs)))
+    return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(each(inputs)))
 
 
 def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ...]:
@@ -75,7 +75,7 @@ def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ..
     whole_number("max_tokens", max_tokens)
     if isinstance(given, str):
         return (TextInput(given, max_tokens),)
-    return tuple([_input(index, source, max_tokens, _ANY) for index, source in enumerate(_each(given))])
+    return tuple([_input(index, source, max_tokens, _ANY) for index, source in enumerate(each(given))])
 
 
 def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | PairInput | Image, ...]:
@@ -89,7 +89,7 @@ def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | 
         PairInput(first=source[0], second=source[1], max_tokens=max_tokens)
         if _is_pair(source)
         else _input(index, source, max_tokens, f"{_ANY}, nor a pair, which is a tuple of two texts")
-        for index, source in enumerate(_each(given))
+        for index, source in enumerate(each(given))
     )
 
 
@@ -151,7 +151,12 @@ def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
     return sum([_length(given) for given in inputs])
 
 
-def _each(inputs: object) -> Iterable[object]:
+def each(inputs: object) -> Iterable[object]:
+    """Return the inputs of a call, given as one or several.
+
+    Raises:
+        InvalidInput: They are neither.
+    """
     if isinstance(inputs, str | Image | Chat):
         return (inputs,)
     if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | bytearray | memoryview):

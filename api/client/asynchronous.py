@@ -13,13 +13,12 @@ import anyio
 import httpx
 
 from staged_pool.client import embedding_calls, scoring_calls, server_calls
-from staged_pool.client.batches import InputRange
-from staged_pool.client.errors import with_input_range
 from staged_pool.client.exchange import Attempt, NoAnswer, Pause, ServerAnswer, ServerRequest, StepOutcome
 from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan
-from staged_pool.client.progress import reporting
 from staged_pool.client.settings import BaseClient, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
+from staged_pool.runtime.input_ranges import InputRange, with_input_range
+from staged_pool.runtime.progress import reporting
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from staged_pool.client.contents import Form, Given, characters, form
+from staged_pool.runtime.input_ranges import InputRange
 
 BATCH_CHARACTERS: Final = 2**20
 """Maximum characters of the inputs of one request; a token id counts as seven.
@@ -14,19 +14,6 @@ BATCH_CHARACTERS: Final = 2**20
 This is far below the server's limit on a body, and small enough that the server works on the first batch while the
 client still sends the last one.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class InputRange:
-    """Consecutive inputs of a call."""
-
-    first: int
-    count: int
-
-    @property
-    def last(self) -> int:
-        """Index after the last input."""
-        return self.first + self.count
 
 
 def split(

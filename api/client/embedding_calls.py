@@ -13,9 +13,9 @@ from typing import Final
 from staged_pool.client import reading
 from staged_pool.client.contents import Given
 from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan, batch_requests, batched, source, with_inputs
-from staged_pool.client.progress import Progress
-from staged_pool.runtime import arguments
+from staged_pool.runtime import arguments, joining
 from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.progress import Progress
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput
@@ -79,7 +79,7 @@ def embed(
         common["task"] = [task for output, task in POOLING_TASKS.items() if output in wanted]
         # base64 loses the shape of an array, and the number of tokens is unknown here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
-    join = reading.join_vectors
+    join = joining.join_vectors
     return batched(defaults, path, sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from staged_pool.client.batches import InputRange
 from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -144,21 +143,3 @@ def _read_error(body: bytes) -> tuple[ErrorObject, bool]:
         if isinstance(text, str):
             return ErrorObject(message=shortened(text)), False
     return ErrorObject(), False
-
-
-def with_input_range(error: StagedPoolError, input_range: InputRange, total: int) -> StagedPoolError:
-    """Name the inputs of a batch in its error, and count `index` over the call.
-
-    Args:
-        error: Error of one request of a call.
-        input_range: Inputs of that request.
-        total: Number of inputs of the call.
-    """
-    if input_range.count == total:
-        return error
-    message = f"Inputs {input_range.first} to {input_range.last - 1} of {total}: {error}"
-    if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable) and error.index is not None:
-        error.index += input_range.first
-        message += f" (input {error.index} of the call)"
-    error.args = (message, *error.args[1:])
-    return error

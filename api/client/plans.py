@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from staged_pool.client.batches import InputRange, split
+from staged_pool.client.batches import split
 from staged_pool.client.contents import Form, Given, encoded, form
 from staged_pool.client.exchange import ServerAnswer, ServerRequest
-from staged_pool.client.progress import Progress
+from staged_pool.runtime.input_ranges import InputRange
+from staged_pool.runtime.progress import Progress
 from staged_pool.runtime.requests import Image, PairInput, TextInput
 
 P = TypeVar("P")

@@ -1,8 +1,8 @@
-"""Conversion of the answers of a call to results, and of these to one result."""
+"""Conversion of the answers of a call to results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from staged_pool.client.answers import decode, floats, in_order, integers, matri
 from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import ServerAnswer
 from staged_pool.client.results import EntitiesResult
+from staged_pool.runtime.joining import join_usage
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, ScoreResult, Usage
@@ -50,24 +51,6 @@ def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output]) -
     )
 
 
-def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    return EmbedResult(
-        dense=None if first.dense is None else np.concatenate([part.embeddings for part in parts]),
-        sparse=None if first.sparse is None else tuple(row for part in parts for row in part.sparse or ()),
-        multi_vector=(
-            None if first.multi_vector is None else tuple(row for part in parts for row in part.multi_vector or ())
-        ),
-        token_weights=(
-            None if first.token_weights is None else tuple(row for part in parts for row in part.token_weights or ())
-        ),
-        usage=_usage(parts),
-        model=first.model,
-    )
-
-
 def read_labels(answer: ServerAnswer, count: int) -> ClassifyResult:
     body = decode(answers.LABELS, answer.body)
     rows = in_order(body.data, [entry.index for entry in body.data], count)
@@ -77,11 +60,6 @@ def read_labels(answer: ServerAnswer, count: int) -> ClassifyResult:
         usage=Usage(body.usage.prompt_tokens),
         model=body.model,
     )
-
-
-def join_labels(parts: Sequence[ClassifyResult]) -> ClassifyResult:
-    scores = np.concatenate([part.scores for part in parts])
-    return ClassifyResult(scores=scores, labels=parts[0].labels, usage=_usage(parts), model=parts[0].model)
 
 
 def read_entities(answer: ServerAnswer, count: int) -> EntitiesResult:
@@ -95,7 +73,9 @@ def read_entities(answer: ServerAnswer, count: int) -> EntitiesResult:
 
 
 def join_entities(parts: Sequence[EntitiesResult]) -> EntitiesResult:
-    return EntitiesResult(tuple(row for part in parts for row in part.entities), _usage(parts), parts[0].model)
+    return EntitiesResult(
+        tuple(row for part in parts for row in part.entities), join_usage(part.usage for part in parts), parts[0].model
+    )
 
 
 def read_scores(answer: ServerAnswer, count: int) -> ScoreResult:
@@ -109,18 +89,3 @@ def read_scores(answer: ServerAnswer, count: int) -> ScoreResult:
         model=body.model,
         logits=np.array(logits, np.float32) if len(logits) == count else None,
     )
-
-
-def join_scores(parts: Sequence[ScoreResult]) -> ScoreResult:
-    scores = np.concatenate([part.scores for part in parts])
-    logits = [part.logits for part in parts if part.logits is not None]
-    return ScoreResult(
-        scores=scores,
-        usage=_usage(parts),
-        model=parts[0].model,
-        logits=np.concatenate(logits) if len(logits) == len(parts) else None,
-    )
-
-
-def _usage(parts: Iterable[EmbedResult | ClassifyResult | EntitiesResult | ScoreResult]) -> Usage:
-    return Usage(sum(part.usage.prompt_tokens for part in parts))

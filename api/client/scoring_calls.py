@@ -13,10 +13,10 @@ from typing import Any, Final
 from staged_pool.client import reading
 from staged_pool.client.contents import Form, Given, document, options
 from staged_pool.client.plans import CallDefaults, CallPlan, batch_requests, batched, source
-from staged_pool.client.progress import Progress
 from staged_pool.client.results import EntitiesResult
-from staged_pool.runtime import arguments
+from staged_pool.runtime import arguments, joining
 from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.progress import Progress
 from staged_pool.runtime.requests import Aggregation, Content
 from staged_pool.runtime.results import ClassifyResult, RerankResult, ScoreResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
@@ -54,7 +54,7 @@ def classify(
     common = defaults.fields(
         model, use_activation=activate, truncate_prompt_tokens=max_tokens, cache_salt=arguments.cache_salt(cache_salt)
     )
-    read, join = reading.read_labels, reading.join_labels
+    read, join = reading.read_labels, joining.join_labels
     return batched(defaults, "/classify", sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
@@ -160,7 +160,7 @@ def score(
         total=len(given),
         batches=partial(batch_requests, defaults, "/score", pairs, fields, form_of=lambda given: _ANY),
         read=reading.read_scores,
-        join=reading.join_scores,
+        join=joining.join_scores,
         timeout_s=timeout_s,
         progress=progress,
     )

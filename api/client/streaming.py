@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from staged_pool.client import answers
 from staged_pool.client.answers import decode, floats
-from staged_pool.client.batches import InputRange
-from staged_pool.client.errors import BadAnswer, error_of_object, with_input_range
+from staged_pool.client.errors import BadAnswer, error_of_object
 from staged_pool.client.exchange import NDJSON, ServerAnswer
+from staged_pool.runtime.input_ranges import InputRange, with_input_range
 from staged_pool.stages.errors import StagedPoolError
 
 Vector: TypeAlias = tuple[int, NDArray[np.float32]]

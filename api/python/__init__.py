@@ -1,10 +1,15 @@
 """Pooling models (embeddings, scores, labels) in your own program, or from a server.
 
+In a script or a notebook:
+
+    with staged_pool.Pool("...") as pool:
+        result = pool.embed(["a query", "a passage"])
+        result.embeddings  # float32 [2, width]
+
 In an asyncio or trio program:
 
     async with staged_pool.open_engine(staged_pool.EngineConfig(model="...")) as engine:
         result = await engine.embed(["a query", "a passage"])
-        result.embeddings  # float32 [2, width]
 
 From a server, with the same methods (`AsyncClient` on asyncio and trio):
 
@@ -53,10 +58,12 @@ __all__ = [
     "PluginContext",
     "PluginFailed",
     "PluginSetup",
+    "Pool",
     "Priority",
     "Processor",
     "Ranked",
     "RerankResult",
+    "ResultStream",
     "RetryPolicy",
     "Row",
     "ScoreRequest",
@@ -84,6 +91,7 @@ __all__ = [
 # A name is imported at its first use: the command line, or a program with a client, needs few of them.
 if TYPE_CHECKING:
     from staged_pool.client import AsyncClient, Client, RetryPolicy
+    from staged_pool.pool import Pool, ResultStream
     from staged_pool.runtime.config import EngineConfig
     from staged_pool.runtime.engine.engine import Engine
     from staged_pool.runtime.engine.open import open_engine, open_engines
@@ -142,6 +150,7 @@ else:
 
     _NAMES: Final = {
         "staged_pool.client": ("AsyncClient", "Client", "RetryPolicy"),
+        "staged_pool.pool": ("Pool", "ResultStream"),
         "staged_pool.runtime.config": ("EngineConfig",),
         "staged_pool.runtime.engine.engine": ("Engine",),
         "staged_pool.runtime.engine.open": ("open_engine", "open_engines"),

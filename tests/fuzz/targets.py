@@ -26,9 +26,9 @@ from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
 from staged_pool.api.wire.dialects import openai, pooling, score, tei
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.image_count import count_images
-from staged_pool.client.batches import InputRange
 from staged_pool.client.exchange import NDJSON, ServerAnswer
 from staged_pool.client.streaming import VectorLines
+from staged_pool.runtime.input_ranges import InputRange
 from staged_pool.runtime.media.urls import FileUrl, WebUrl, read_url
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, decodable, read_structure

@@ -25,6 +25,7 @@ FLOORS: Final = (
     "api/wire",
     "api",
     "api/client",
+    "api/pool",
     "runtime/engine",
     "runtime/plugins",
     "runtime/models",
@@ -52,7 +53,7 @@ FLOORS: Final = (
 )
 """Folders from top to bottom: a module imports from its own folder and from those below it."""
 
-INSTALLED: Final = {"staged_pool": "api/python", "staged_pool.client": "api/client"}
+INSTALLED: Final = {"staged_pool": "api/python", "staged_pool.client": "api/client", "staged_pool.pool": "api/pool"}
 """Packages that are not installed under the path of their folder."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.client.batches import InputRange, split
+from staged_pool.client.batches import split
 from staged_pool.client.contents import Given
+from staged_pool.runtime.input_ranges import InputRange
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple)
 INPUTS = st.lists(st.one_of(st.text(max_size=8), st.tuples(st.text(max_size=4), st.text(max_size=4)), IDS))

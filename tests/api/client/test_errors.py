@@ -7,8 +7,8 @@ import json
 import pytest
 
 from staged_pool.api import status
-from staged_pool.client.batches import InputRange
-from staged_pool.client.errors import ServerFailed, Unauthorized, error_of, with_input_range
+from staged_pool.client.errors import ServerFailed, Unauthorized, error_of
+from staged_pool.runtime.input_ranges import InputRange, with_input_range
 from staged_pool.stages import errors
 
 SENT: list[errors.StagedPoolError] = [

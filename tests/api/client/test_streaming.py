@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.client.batches import InputRange
 from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import ServerAnswer
 from staged_pool.client.streaming import VectorLines
+from staged_pool.runtime.input_ranges import InputRange
 from staged_pool.stages.errors import ModelFailed
 
 Line: TypeAlias = Mapping[str, object]

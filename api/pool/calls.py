@@ -1,0 +1,195 @@
+"""Calls of many inputs: several requests, of which a window is in flight at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Generic, Protocol, TypeVar
+
+import anyio
+
+from staged_pool.pool.engine_thread import result_of
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.input_ranges import InputRange, with_input_range
+from staged_pool.runtime.progress import Progress, reporting
+from staged_pool.runtime.requests import Chat, Image, content_bytes
+from staged_pool.runtime.results import Usage
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, StagedPoolError
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+REQUEST_ITEMS: Final = 256
+"""Most inputs of one request. Fewer cost more threads' work for each, more make progress coarse."""
+
+REQUEST_BYTES: Final = 2**20
+"""Most bytes of the texts of one request; a longer text is a request of its own."""
+
+WINDOW: Final = 8
+"""Requests of one call that are in flight at once: enough that the device never waits for the caller's thread."""
+
+_LEAST_PAUSE_S: Final = 0.01
+_MOST_PAUSE_S: Final = 1.0
+
+
+class Ask(Protocol[T_contra, R_co]):
+    """Asks an engine for the result of some inputs, within a number of seconds."""
+
+    def __call__(self, engine: Engine, inputs: Sequence[T_contra], timeout_s: float, /) -> Awaitable[R_co]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T, R]):
+    """A call of many inputs."""
+
+    inputs: Iterable[T]
+    total: int | None
+    """Number of inputs. None: unknown."""
+    ask: Ask[T, R]
+    timeout_s: float
+    """Limit for the last result, in seconds from the first request."""
+    progress: Progress = False
+    ordered: bool = True
+    """Give results in the order of the inputs, not as they are done."""
+    window: int = WINDOW
+    may_be_empty: bool = False
+    """Make no request if there is no input. Otherwise the engine rejects an empty one."""
+
+    def results(
+        self, submit: Callable[[Callable[[Engine], Awaitable[R]]], Future[R]]
+    ) -> Generator[tuple[InputRange, R], None, None]:
+        """Yield the results of all requests. The caller's thread takes the inputs, as there is room for them.
+
+        Closing the generator, or an interrupt, cancels the requests in flight.
+
+        Raises:
+            StagedPoolError: A request failed; the error names its inputs.
+        """
+        portions, waiting = _portions(self.inputs, may_be_empty=self.may_be_empty), deque[_Request[R]]()
+        ends_at = time.monotonic() + self.timeout_s
+        with reporting(self.progress, self.total) as advance:
+            try:
+                while True:
+                    while len(waiting) < self.window and (portion := next(portions, None)) is not None:
+                        patient = _Patient(self.ask, portion.inputs, ends_at - time.monotonic())
+                        waiting.append(_Request(portion.range, submit(patient)))
+                    if not waiting:
+                        return
+                    request = _done(waiting, ordered=self.ordered)
+                    yield request.range, self._result(request, advance)
+            finally:
+                for request in waiting:
+                    request.future.cancel()
+
+    def _result(self, request: _Request[R], advance: Callable[[int], None]) -> R:
+        try:
+            result = result_of(request.future)
+        except StagedPoolError as error:
+            raise with_input_range(error, request.range, self.total) from error.__cause__
+        advance(request.range.count)
+        return result
+
+
+class ResultStream(Iterator[tuple[int, T]], Generic[T]):
+    """Iterator over results: the index of an input, and its result.
+
+    Leaving a loop over it, its `with` block, or `close` cancels what is in flight. It belongs to one thread at a time.
+    """
+
+    def __init__(self, rows: Generator[tuple[int, T], None, Usage]) -> None:
+        self._rows = rows
+        self.usage: Usage | None = None
+        """Usage of the call; None until the iterator is exhausted."""
+
+    def __next__(self) -> tuple[int, T]:
+        try:
+            return next(self._rows)
+        except StopIteration as end:
+            self.usage = end.value or self.usage
+            raise
+
+    def close(self) -> None:
+        """Cancel what is in flight. The iterator gives nothing more."""
+        self._rows.close()
+
+    def __enter__(self) -> ResultStream[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(Generic[R]):
+    range: InputRange
+    future: Future[R]
+
+
+@dataclass(slots=True)
+class _Portion(Generic[T]):
+    first: int
+    inputs: list[T] = field(default_factory=list)
+
+    @property
+    def range(self) -> InputRange:
+        return InputRange(self.first, len(self.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Patient(Generic[T, R]):
+    """One request that waits, where admission would reject it for lack of room."""
+
+    ask: Ask[T, R]
+    inputs: Sequence[T]
+    timeout_s: float
+
+    async def __call__(self, engine: Engine) -> R:
+        ends_at = anyio.current_time() + self.timeout_s
+        while (left_s := ends_at - anyio.current_time()) > 0:
+            try:
+                return await self.ask(engine, self.inputs, left_s)
+            except Overloaded as error:
+                await anyio.sleep(min(max(error.retry_after_s, _LEAST_PAUSE_S), _MOST_PAUSE_S, left_s))
+        raise DeadlineExceeded("The time limit of the call passed before the engine had room.", stage=ADMISSION)
+
+
+def _done(waiting: deque[_Request[R]], *, ordered: bool) -> _Request[R]:
+    """Take a request out of those in flight: the first, or one that is done."""
+    if ordered:
+        return waiting.popleft()
+    done, _ = wait([request.future for request in waiting], return_when=FIRST_COMPLETED)
+    request = next(request for request in waiting if request.future in done)
+    waiting.remove(request)
+    return request
+
+
+def _portions(inputs: Iterable[T], *, may_be_empty: bool) -> Iterator[_Portion[T]]:
+    """Divide inputs into requests."""
+    portion, size = _Portion[T](0), 0
+    for given in inputs:
+        more = _bytes(given)
+        if portion.inputs and (len(portion.inputs) == REQUEST_ITEMS or size + more > REQUEST_BYTES):
+            yield portion
+            portion, size = _Portion(portion.range.last), 0
+        portion.inputs.append(given)
+        size += more
+    if portion.inputs or not (portion.first or may_be_empty):
+        yield portion
+
+
+def _bytes(given: object) -> int:
+    """Return the approximate bytes of an input. What is no input counts nothing: the engine rejects it."""
+    if isinstance(given, tuple | list):
+        return sum(_bytes(part) for part in given) or len(given)
+    with suppress(TypeError, AttributeError):
+        return content_bytes(given) if isinstance(given, str | Image | Chat) else 0
+    return 0

@@ -1,0 +1,53 @@
+"""Keyword arguments of a pool's methods, which are those of the engine's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TypedDict
+
+from staged_pool.runtime.requests import Aggregation, Output
+from staged_pool.stages.scheduling.entries import Priority
+
+
+class CallOptions(TypedDict, total=False):
+    """Arguments of all methods; see `EngineApi`."""
+
+    max_tokens: int | None
+    timeout_s: float
+    priority: Priority | str
+    tenant: Hashable
+    cache_salt: str | None
+
+
+class VectorOptions(CallOptions, total=False):
+    """Arguments for dense vectors; see `EngineApi.embed`."""
+
+    dimensions: int | None
+    normalize: bool
+    prompt_name: str | None
+    prompt: str | None
+
+
+class EmbedOptions(VectorOptions, total=False):
+    """Arguments of `EngineApi.embed`."""
+
+    outputs: Output | str | Iterable[Output | str]
+
+
+class ClassifyOptions(CallOptions, total=False):
+    """Arguments of `EngineApi.classify`."""
+
+    activate: bool
+
+
+class TokenClassifyOptions(ClassifyOptions, total=False):
+    """Arguments of `EngineApi.classify_tokens`."""
+
+    aggregation: Aggregation
+
+
+class ScoreOptions(CallOptions, total=False):
+    """Arguments of `EngineApi.score`."""
+
+    activate: bool
+    instruction: str | None
