@@ -26,6 +26,7 @@ class ErrorKind:
 TABLE: Final[dict[type[BaseException], ErrorKind]] = {
     errors.InvalidInput: ErrorKind(400, "BadRequestError", "invalid_input"),
     errors.InvalidSetting: ErrorKind(400, "BadRequestError", "invalid_input"),
+    errors.InvalidArgument: ErrorKind(400, "BadRequestError", "invalid_input"),
     errors.NoInputs: ErrorKind(400, "BadRequestError", "no_inputs"),
     errors.UrlNotAllowed: ErrorKind(400, "BadRequestError", "url_not_allowed"),
     errors.UnknownModel: ErrorKind(404, "NotFoundError", "unknown_model"),

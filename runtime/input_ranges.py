@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
+from staged_pool.runtime.requests import Chat, Image, content_bytes
 from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError
+
+T = TypeVar("T")
+
+REQUEST_ITEMS: Final = 256
+"""Most inputs of one request of a long call. Fewer cost more for each, more make progress coarse."""
+
+REQUEST_BYTES: Final = 2**20
+"""Most bytes of the inputs of one request of a long call; a larger input is a request of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +49,45 @@ def with_input_range(error: StagedPoolError, input_range: InputRange, total: int
         message += f" (input {error.index} of the call)"
     error.args = (message, *error.args[1:])
     return error
+
+
+@dataclass(slots=True)
+class Portion(Generic[T]):
+    """Inputs of one request of a call."""
+
+    first: int
+    """Index of the first one in the call."""
+    inputs: list[T] = field(default_factory=list)
+
+    @property
+    def range(self) -> InputRange:
+        """The inputs as a range of those of the call."""
+        return InputRange(self.first, len(self.inputs))
+
+
+def portions(inputs: Iterable[T], *, may_be_empty: bool) -> Iterator[Portion[T]]:
+    """Divide the inputs of a call between requests, as they come.
+
+    Args:
+        inputs: Inputs of the call.
+        may_be_empty: No input makes no request. False: it makes an empty one, which the engine rejects.
+    """
+    portion, size = Portion[T](0), 0
+    for given in inputs:
+        more = _bytes(given)
+        if portion.inputs and (len(portion.inputs) == REQUEST_ITEMS or size + more > REQUEST_BYTES):
+            yield portion
+            portion, size = Portion(portion.range.last), 0
+        portion.inputs.append(given)
+        size += more
+    if portion.inputs or not (portion.first or may_be_empty):
+        yield portion
+
+
+def _bytes(given: object) -> int:
+    """Return the approximate bytes of an input. What is no input counts nothing: the engine rejects it."""
+    if isinstance(given, tuple | list):
+        return sum(_bytes(part) for part in given) or len(given)
+    with suppress(TypeError, AttributeError):
+        return content_bytes(given) if isinstance(given, str | Image | Chat) else 0
+    return 0

@@ -95,6 +95,10 @@ class InvalidSetting(InvalidInput):
     """A field that holds for all inputs is wrong: the error has no `index`."""
 
 
+class InvalidArgument(InvalidInput, ValueError):
+    """An argument of `encode`, `predict` or `rank` is wrong. It is a `ValueError`, as in sentence-transformers."""
+
+
 class NoInputs(InvalidInput):
     """The request has no input."""
 

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Protocol, TypeVar
-
-import anyio
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from staged_pool.pool.engine_thread import result_of
+from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.input_ranges import InputRange, with_input_range
+from staged_pool.runtime.engine.patience import patiently
+from staged_pool.runtime.input_ranges import InputRange, portions, with_input_range
 from staged_pool.runtime.progress import Progress, reporting
-from staged_pool.runtime.requests import Chat, Image, content_bytes
 from staged_pool.runtime.results import Usage
-from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, StagedPoolError
+from staged_pool.stages.errors import StagedPoolError
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-REQUEST_ITEMS: Final = 256
-"""Most inputs of one request. Fewer cost more threads' work for each, more make progress coarse."""
-
-REQUEST_BYTES: Final = 2**20
-"""Most bytes of the texts of one request; a longer text is a request of its own."""
-
 WINDOW: Final = 8
 """Requests of one call that are in flight at once: enough that the device never waits for the caller's thread."""
-
-_LEAST_PAUSE_S: Final = 0.01
-_MOST_PAUSE_S: Final = 1.0
 
 
 class Ask(Protocol[T_contra, R_co]):
@@ -72,12 +63,12 @@ class Call(Generic[T, R]):
         Raises:
             StagedPoolError: A request failed; the error names its inputs.
         """
-        portions, waiting = _portions(self.inputs, may_be_empty=self.may_be_empty), deque[_Request[R]]()
+        left, waiting = portions(self.inputs, may_be_empty=self.may_be_empty), deque[_Request[R]]()
         ends_at = time.monotonic() + self.timeout_s
         with reporting(self.progress, self.total) as advance:
             try:
                 while True:
-                    while len(waiting) < self.window and (portion := next(portions, None)) is not None:
+                    while len(waiting) < self.window and (portion := next(left, None)) is not None:
                         patient = _Patient(self.ask, portion.inputs, ends_at - time.monotonic())
                         waiting.append(_Request(portion.range, submit(patient)))
                     if not waiting:
@@ -95,6 +86,42 @@ class Call(Generic[T, R]):
             raise with_input_range(error, request.range, self.total) from error.__cause__
         advance(request.range.count)
         return result
+
+
+def call_of(
+    method: Callable[..., Awaitable[R]],
+    inputs: Iterable[Any],
+    options: Mapping[str, Any],
+    *,
+    progress: Progress,
+    ordered: bool = True,
+    may_be_empty: bool = False,
+) -> Call[Any, R]:
+    """Make a call of many inputs.
+
+    Args:
+        method: Method of the engine.
+        inputs: Inputs, taken one by one.
+        options: Other arguments of the method. A `timeout_s` is that of the whole call.
+        progress: See `Call`.
+        ordered: See `Call`.
+        may_be_empty: See `Call`.
+    """
+    timeout_s = options.get("timeout_s", math.inf)
+    arguments.time_limit(timeout_s)
+
+    def ask(engine: Engine, some: Sequence[Any], left_s: float) -> Awaitable[R]:
+        return method(engine, some, **{**options, "timeout_s": left_s})
+
+    return Call(
+        inputs=inputs,
+        total=len(inputs) if isinstance(inputs, Sized) else None,
+        ask=ask,
+        timeout_s=timeout_s,
+        progress=progress,
+        ordered=ordered,
+        may_be_empty=may_be_empty,
+    )
 
 
 class ResultStream(Iterator[tuple[int, T]], Generic[T]):
@@ -134,32 +161,16 @@ class _Request(Generic[R]):
     future: Future[R]
 
 
-@dataclass(slots=True)
-class _Portion(Generic[T]):
-    first: int
-    inputs: list[T] = field(default_factory=list)
-
-    @property
-    def range(self) -> InputRange:
-        return InputRange(self.first, len(self.inputs))
-
-
 @dataclass(frozen=True, slots=True)
 class _Patient(Generic[T, R]):
-    """One request that waits, where admission would reject it for lack of room."""
+    """One request, which waits for room in the engine."""
 
     ask: Ask[T, R]
     inputs: Sequence[T]
     timeout_s: float
 
     async def __call__(self, engine: Engine) -> R:
-        ends_at = anyio.current_time() + self.timeout_s
-        while (left_s := ends_at - anyio.current_time()) > 0:
-            try:
-                return await self.ask(engine, self.inputs, left_s)
-            except Overloaded as error:
-                await anyio.sleep(min(max(error.retry_after_s, _LEAST_PAUSE_S), _MOST_PAUSE_S, left_s))
-        raise DeadlineExceeded("The time limit of the call passed before the engine had room.", stage=ADMISSION)
+        return await patiently(partial(self.ask, engine, self.inputs), self.timeout_s)
 
 
 def _done(waiting: deque[_Request[R]], *, ordered: bool) -> _Request[R]:
@@ -170,26 +181,3 @@ def _done(waiting: deque[_Request[R]], *, ordered: bool) -> _Request[R]:
     request = next(request for request in waiting if request.future in done)
     waiting.remove(request)
     return request
-
-
-def _portions(inputs: Iterable[T], *, may_be_empty: bool) -> Iterator[_Portion[T]]:
-    """Divide inputs into requests."""
-    portion, size = _Portion[T](0), 0
-    for given in inputs:
-        more = _bytes(given)
-        if portion.inputs and (len(portion.inputs) == REQUEST_ITEMS or size + more > REQUEST_BYTES):
-            yield portion
-            portion, size = _Portion(portion.range.last), 0
-        portion.inputs.append(given)
-        size += more
-    if portion.inputs or not (portion.first or may_be_empty):
-        yield portion
-
-
-def _bytes(given: object) -> int:
-    """Return the approximate bytes of an input. What is no input counts nothing: the engine rejects it."""
-    if isinstance(given, tuple | list):
-        return sum(_bytes(part) for part in given) or len(given)
-    with suppress(TypeError, AttributeError):
-        return content_bytes(given) if isinstance(given, str | Image | Chat) else 0
-    return 0

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, get_args
 
+from staged_pool.pool.calls import Call
 from staged_pool.pool.engine_thread import CLOSED, Backend, EngineThread, result_of
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -98,6 +99,10 @@ class EngineOwner:
     def call(self, use: Callable[[Engine], Awaitable[R]]) -> R:
         """Run `use` with the engine, in its event loop, and return its result."""
         return result_of(self.submit(use))
+
+    def _results(self, call: Call[Any, R]) -> list[R]:
+        """Return the results of all requests of a call, in the order of the inputs."""
+        return [result for _, result in call.results(self._ready().submit)]
 
     def _ready(self) -> EngineThread:
         """Return the thread of the engine, which may still load the model. After a failure it loads again."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack
@@ -12,11 +11,18 @@ from typing import Any, Protocol, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.pool.calls import Call, ResultStream
-from staged_pool.pool.options import ClassifyOptions, EmbedOptions, ScoreOptions, TokenClassifyOptions, VectorOptions
-from staged_pool.pool.owner import EngineOwner
+from staged_pool.pool.calls import Call, ResultStream, call_of
+from staged_pool.pool.encode import EncodePool
 from staged_pool.runtime import arguments, joining
 from staged_pool.runtime.arguments import Inputs, Texts
+from staged_pool.runtime.call_options import (
+    ClassifyOptions,
+    EmbedOptions,
+    ScoreOptions,
+    TokenClassifyOptions,
+    VectorOptions,
+)
+from staged_pool.runtime.engine.encode_api import score_pairs
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.progress import Progress
@@ -45,7 +51,7 @@ class _Used(Protocol):
 U = TypeVar("U", bound=_Used)
 
 
-class Pool(EngineOwner):
+class Pool(EncodePool):
     """Engine in a thread of its own, with the methods of `Engine`, which block.
 
     The model is loaded at the first use, by `open` or by a `with` block. Any thread may use a pool, several at once,
@@ -70,7 +76,7 @@ class Pool(EngineOwner):
         self, inputs: Inputs | Iterable[Content], *, progress: Progress = False, **options: Unpack[EmbedOptions]
     ) -> EmbedResult:
         """Embed each input; see `Engine.embed`."""
-        call = _call(Engine.embed, arguments.each(inputs), options, progress=progress)
+        call = call_of(Engine.embed, arguments.each(inputs), options, progress=progress)
         return joining.join_vectors(self._results(call))
 
     def embed_stream(
@@ -91,7 +97,9 @@ class Pool(EngineOwner):
             progress: See the class.
             **options: See `Engine.embed`. `timeout_s` limits the whole stream.
         """
-        call = _call(Engine.embed, arguments.each(inputs), options, progress=progress, ordered=ordered, streamed=True)
+        call = call_of(
+            Engine.embed, arguments.each(inputs), options, progress=progress, ordered=ordered, may_be_empty=True
+        )
         return ResultStream(self._rows(call, lambda result: result.embeddings))
 
     def classify(
@@ -102,7 +110,7 @@ class Pool(EngineOwner):
         **options: Unpack[ClassifyOptions],
     ) -> ClassifyResult:
         """Score each of the model's labels for each input; see `Engine.classify`."""
-        call = _call(Engine.classify, arguments.each(inputs), options, progress=progress)
+        call = call_of(Engine.classify, arguments.each(inputs), options, progress=progress)
         return joining.join_labels(self._results(call))
 
     def classify_stream(
@@ -114,8 +122,8 @@ class Pool(EngineOwner):
         **options: Unpack[ClassifyOptions],
     ) -> ResultStream[NDArray[np.float32]]:
         """Classify any number of inputs, and give the scores [labels] of each; see `embed_stream`."""
-        call = _call(
-            Engine.classify, arguments.each(inputs), options, progress=progress, ordered=ordered, streamed=True
+        call = call_of(
+            Engine.classify, arguments.each(inputs), options, progress=progress, ordered=ordered, may_be_empty=True
         )
         return ResultStream(self._rows(call, lambda result: result.scores))
 
@@ -123,7 +131,7 @@ class Pool(EngineOwner):
         self, inputs: Texts | Iterable[str], *, progress: Progress = False, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResult:
         """Label each token, and join tokens to entities; see `Engine.classify_tokens`."""
-        call = _call(Engine.classify_tokens, arguments.each(inputs), options, progress=progress)
+        call = call_of(Engine.classify_tokens, arguments.each(inputs), options, progress=progress)
         return joining.join_token_labels(self._results(call))
 
     def score(
@@ -137,11 +145,11 @@ class Pool(EngineOwner):
         """Score each document for its query; see `Engine.score`."""
         asked, answers = arguments.contents("queries", queries), arguments.contents("documents", documents)
         if len(asked) == len(answers) > 1:
-            pairs = _call(_score_pairs, tuple(zip(asked, answers, strict=True)), options, progress=progress)
+            pairs = call_of(score_pairs, tuple(zip(asked, answers, strict=True)), options, progress=progress)
             return joining.join_scores(self._results(pairs))
         if len(asked) == 1:
             return joining.join_scores(
-                self._results(_call(partial(_score, asked), answers, options, progress=progress))
+                self._results(call_of(partial(_score, asked), answers, options, progress=progress))
             )
         return self.call(lambda engine: engine.score(asked, answers, **options))  # rejects them, and says why
 
@@ -154,7 +162,9 @@ class Pool(EngineOwner):
         **options: Unpack[ScoreOptions],
     ) -> ResultStream[float]:
         """Score any number of pairs of a query and a document, and give each score; see `embed_stream`."""
-        call = _call(_score_pairs, arguments.each(pairs), options, progress=progress, ordered=ordered, streamed=True)
+        call = call_of(
+            score_pairs, arguments.each(pairs), options, progress=progress, ordered=ordered, may_be_empty=True
+        )
         return ResultStream(self._rows(call, lambda result: result.scores.tolist()))
 
     def rerank(
@@ -179,9 +189,6 @@ class Pool(EngineOwner):
         """Return the text of token ids; see `Engine.detokenize`."""
         return self.call(lambda engine: engine.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
-    def _results(self, call: Call[Any, R]) -> list[R]:
-        return [result for _, result in call.results(self._ready().submit)]
-
     def _rows(self, call: Call[Any, U], rows: Callable[[U], Iterable[T]]) -> Generator[tuple[int, T], None, Usage]:
         tokens = 0
         with closing(call.results(self._ready().submit)) as results:
@@ -195,37 +202,3 @@ async def _score(
     queries: Sequence[Content], engine: Engine, documents: Sequence[Content], **options: Unpack[ScoreOptions]
 ) -> ScoreResult:
     return await engine.score(queries, documents, **options)
-
-
-async def _score_pairs(
-    engine: Engine, pairs: Sequence[tuple[Content, Content]], **options: Unpack[ScoreOptions]
-) -> ScoreResult:
-    queries, documents = zip(*pairs, strict=True)
-    return await engine.score(queries, documents, **options)
-
-
-def _call(
-    method: Callable[..., Awaitable[R]],
-    inputs: Iterable[Any],
-    options: Mapping[str, Any],
-    *,
-    progress: Progress,
-    ordered: bool = True,
-    streamed: bool = False,
-) -> Call[Any, R]:
-    """Make a call of many inputs of a method of the engine."""
-    timeout_s = options.get("timeout_s", math.inf)
-    arguments.time_limit(timeout_s)
-
-    def ask(engine: Engine, some: Sequence[Any], left_s: float) -> Awaitable[R]:
-        return method(engine, some, **{**options, "timeout_s": left_s})
-
-    return Call(
-        inputs=inputs,
-        total=len(inputs) if isinstance(inputs, Sized) else None,
-        ask=ask,
-        timeout_s=timeout_s,
-        progress=progress,
-        ordered=ordered,
-        may_be_empty=streamed,
-    )

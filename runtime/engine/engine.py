@@ -15,7 +15,7 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.admission.accounting import RequestClass
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine_api import EngineApi
+from staged_pool.runtime.engine.encode_api import EncodeApi
 from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.entrance import Arriving, Entrance
 from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_for_scope
@@ -49,7 +49,7 @@ _SUBJECT: Final = "The engine"
 """Subject of the errors of `HostLoop.check`."""
 
 
-class Engine(EngineApi, TokenApi, PluginApi):
+class Engine(EncodeApi, TokenApi, PluginApi):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
     All methods belong to the event loop that runs the engine. Awaited in another one, they raise `RuntimeError`.

@@ -28,6 +28,7 @@ FLOORS: Final = (
     "api/pool",
     "runtime/engine",
     "runtime/plugins",
+    "runtime/encoding",
     "runtime/models",
     "runtime/models/devices",
     "runtime/models/towers",

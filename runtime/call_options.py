@@ -1,4 +1,4 @@
-"""Keyword arguments of a pool's methods, which are those of the engine's methods."""
+"""Keyword arguments of the engine's methods as types, for methods that pass them on."""
 
 from __future__ import annotations
 
