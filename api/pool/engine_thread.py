@@ -6,11 +6,12 @@ import importlib.util
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
+import sniffio
 from anyio.from_thread import BlockingPortal
 
 from staged_pool.runtime.engine.engine import Engine
@@ -25,6 +26,27 @@ Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[Engine]]
 CLOSED: Final = "The pool is closed: make another one."
 
 
+class _Start:
+    """Start of a call by another thread. If it is interrupted, that thread has no future to cancel the call by."""
+
+    def __init__(self) -> None:
+        self._scope: anyio.CancelScope | None = None
+        self._is_dropped = False
+
+    def scope(self) -> anyio.CancelScope:
+        """Return the scope of the call, in the event loop."""
+        self._scope = anyio.CancelScope()
+        if self._is_dropped:
+            self._scope.cancel()
+        return self._scope
+
+    def drop(self, portal: BlockingPortal) -> None:
+        """Cancel the call, or prevent it, in the other thread."""
+        self._is_dropped = True  # first: the event loop sets the scope, and then looks here
+        if self._scope is not None:
+            portal.start_task_soon(self._scope.cancel)
+
+
 class _Calls:
     """Calls of other threads that run in the event loop."""
 
@@ -36,10 +58,12 @@ class _Calls:
         self._leave = anyio.Event()
         self._drains = False
 
-    async def run(self, use: Callable[[Engine], Awaitable[R]]) -> R:
+    async def run(self, use: Callable[[Engine], Awaitable[R]], start: _Start) -> R:
         self._running += 1
         try:
-            return await use(self.engine)
+            with start.scope():
+                return await use(self.engine)
+            raise EngineStopped("The start of the call was interrupted.")  # for nobody
         finally:
             self._running -= 1
             if not self._running:
@@ -96,11 +120,14 @@ class EngineThread:
             EngineStopped: The thread has ended.
             RuntimeError: The caller is a fork, or the thread itself, which must not wait for itself.
         """
-        calls = self._reach()
+        calls, start = self._reach(), _Start()
         try:
-            return calls.portal.start_task_soon(calls.run, use)
+            return _outside_trio(lambda: calls.portal.start_task_soon(calls.run, use, start))
         except RuntimeError as error:  # its portal is closed
             raise EngineStopped(CLOSED) from error
+        except KeyboardInterrupt:
+            start.drop(calls.portal)
+            raise
 
     def end(self, *, drain: bool = False) -> None:
         """End the thread, and wait for its end. While the model loads, wait for that first.
@@ -116,7 +143,7 @@ class EngineThread:
         if self._opened.exception() is None:
             calls = self._opened.result()
             with suppress(RuntimeError):  # it has ended already
-                calls.portal.start_task_soon(calls.leave, drain)
+                _outside_trio(lambda: calls.portal.start_task_soon(calls.leave, drain))
         self._thread.join()
         self._opened = Future()  # the old one keeps the model
         self._opened.set_exception(EngineStopped(CLOSED))
@@ -152,6 +179,21 @@ def result_of(future: Future[R]) -> R:
     except BaseException:
         future.cancel()
         raise
+
+
+def _outside_trio(reach: Callable[[], R]) -> R:
+    """Call a function that reaches the event loop of another thread. Where trio runs, that takes a helper thread.
+
+    trio refuses such a call in a thread of its own, even if another thread is meant.
+    """
+    try:
+        in_trio = sniffio.current_async_library() == "trio"
+    except sniffio.AsyncLibraryNotFoundError:
+        in_trio = False
+    if not in_trio:
+        return reach()
+    with ThreadPoolExecutor(1, "staged-pool helper") as helper:
+        return helper.submit(reach).result()
 
 
 def _run(opens: Opens, backend: Backend, opened: Future[_Calls]) -> None:

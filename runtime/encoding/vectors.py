@@ -77,7 +77,10 @@ def encoding(
 def _prompt(card: ModelCard, chosen: EncodeOptions, role: Role | None, wanted: Output) -> Mapping[str, str | None]:
     """Return the arguments for the prompt of all inputs. None: the model's default."""
     if wanted is Output.MULTI_VECTOR:  # it marks roles in other ways, too
-        return {"prompt": chosen.prompt, "prompt_name": chosen.prompt_name or role or chosen.task}
+        name = role or chosen.prompt_name or chosen.task
+        if name not in _PROMPTED:
+            raise Unsupported(f"`{card.name}` reads queries and documents apart: use encode_query or encode_document.")
+        return {"prompt": chosen.prompt, "prompt_name": name}
     name = chosen.prompt_name or role
     if chosen.prompt is not None or name is None:
         return {"prompt": chosen.prompt}
