@@ -85,7 +85,7 @@ def portions(inputs: Iterable[T], *, may_be_empty: bool) -> Iterator[Portion[T]]
 
 
 def _bytes(given: object) -> int:
-    """Return the approximate bytes of an input. What is no input counts nothing: the engine rejects it."""
+    """Return the approximate bytes of an input. Anything else counts nothing: the engine rejects it."""
     if isinstance(given, tuple | list):
         return sum(_bytes(part) for part in given) or len(given)
     with suppress(TypeError, AttributeError):

@@ -17,7 +17,7 @@ Or a function of the number of inputs done and their total. A `Client` calls it 
 """
 
 UNKNOWN_TOTAL: Final = -1
-"""Total that a function of progress gets for inputs whose number is unknown, such as those of a generator."""
+"""Total for a function of progress, where it is unknown, as for a generator."""
 
 
 @contextmanager

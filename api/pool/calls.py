@@ -127,7 +127,7 @@ def call_of(
 class ResultStream(Iterator[tuple[int, T]], Generic[T]):
     """Iterator over results: the index of an input, and its result.
 
-    Leaving a loop over it, its `with` block, or `close` cancels what is in flight. It belongs to one thread at a time.
+    Leaving a loop over it, its `with` block, or `close` cancels the requests in flight. It belongs to one thread at a time.
     """
 
     def __init__(self, rows: Generator[tuple[int, T], None, Usage]) -> None:
@@ -143,7 +143,7 @@ class ResultStream(Iterator[tuple[int, T]], Generic[T]):
             raise
 
     def close(self) -> None:
-        """Cancel what is in flight. The iterator gives nothing more."""
+        """Cancel the requests in flight. The iterator gives nothing more."""
         self._rows.close()
 
     def __enter__(self) -> ResultStream[T]:

@@ -184,7 +184,7 @@ def result_of(future: Future[R]) -> R:
 def _outside_trio(reach: Callable[[], R]) -> R:
     """Call a function that reaches the event loop of another thread. Where trio runs, that takes a helper thread.
 
-    trio refuses such a call in a thread of its own, even if another thread is meant.
+    trio rejects such a call in a thread of its own, even if another thread is meant.
     """
     try:
         in_trio = sniffio.current_async_library() == "trio"

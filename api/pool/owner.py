@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from difflib import get_close_matches
 from functools import partial
@@ -19,6 +19,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.plugins.processor import Plugin
 from staged_pool.runtime.settings import DAY_S
 from staged_pool.runtime.statistics import EngineStatistics
 from staged_pool.runtime.threads.openmp import spin_briefly
@@ -40,12 +41,14 @@ class EngineOwner:
         model: str | os.PathLike[str] | EngineConfig | None = None,
         *,
         backend: Backend = "asyncio",
+        plugins: Sequence[Plugin] = (),
         **settings: Any,
     ) -> None:
         if backend not in get_args(Backend):
             raise ConfigError(f"backend={backend!r}: must be {' or '.join(map(repr, get_args(Backend)))}")
         self._backend = backend
         self._config = _config(model, settings)
+        self._plugins = tuple(plugins)
         self._lock = threading.Lock()  # guards what follows
         self._thread: EngineThread | None = None
         self._closed = False
@@ -89,7 +92,7 @@ class EngineOwner:
         return self.call(statistics)
 
     def submit(self, use: Callable[[Engine], Awaitable[R]]) -> Future[R]:
-        """Start `use` with the engine, in its event loop, and return the future of its result.
+        """Start `use` with the engine in its event loop, and return a future.
 
         Cancelling the future cancels it. So `pool.submit(lambda engine: engine.embed("a text"))` waits for nothing but
         the model.
@@ -113,7 +116,7 @@ class EngineOwner:
                 raise EngineStopped(CLOSED)
             if self._thread is None or self._thread.failed:
                 spin_briefly()
-                self._thread = EngineThread(partial(open_engine, self._config), self._backend)
+                self._thread = EngineThread(partial(open_engine, self._config, plugins=self._plugins), self._backend)
                 weakref.finalize(self, self._thread.end)  # no method of the owner, which it would keep alive
             return self._thread
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Sequence
+import math
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack
@@ -24,7 +25,7 @@ from staged_pool.runtime.call_options import (
 )
 from staged_pool.runtime.engine.encode_api import score_pairs
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Tokens
+from staged_pool.runtime.engine.patience import patiently
 from staged_pool.runtime.progress import Progress
 from staged_pool.runtime.requests import Chat, Content
 from staged_pool.runtime.results import (
@@ -36,6 +37,8 @@ from staged_pool.runtime.results import (
     Usage,
 )
 from staged_pool.runtime.tasks.score import check_top_n, rank
+from staged_pool.runtime.tokens import Tokens
+from staged_pool.stages.scheduling.entries import Priority
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,6 +68,7 @@ class Pool(EncodePool):
     Args:
         model: Model folder, or hub id; or all settings of the engine.
         backend: Event loop of the thread.
+        plugins: Plugins, as for `open_engine`; `process` uses them.
         **settings: Settings of the engine by name, such as `device="cpu"`; see `EngineConfig`. `target_delay_s` is a
             day unless it is given.
 
@@ -87,7 +91,7 @@ class Pool(EncodePool):
         progress: Progress = False,
         **options: Unpack[VectorOptions],
     ) -> ResultStream[NDArray[np.float32]]:
-        """Embed any number of inputs, and give each dense vector with the index of its input.
+        """Embed any number of inputs, and give the index and vector of each.
 
         Inputs are taken from the iterable as there is room for them, so memory stays bounded.
 
@@ -188,6 +192,24 @@ class Pool(EncodePool):
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; see `Engine.detokenize`."""
         return self.call(lambda engine: engine.detokenize(ids, skip_special_tokens=skip_special_tokens))
+
+    def process(
+        self,
+        data: object,
+        *,
+        plugin: str | None = None,
+        timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
+    ) -> Any:
+        """Take data through the hooks of a plugin, and return its output; see `Engine.process`."""
+        arguments.time_limit(timeout_s)
+
+        async def process(engine: Engine) -> Any:
+            ask = partial(engine.process, data, plugin=plugin, priority=priority, tenant=tenant)
+            return await patiently(lambda left_s: ask(timeout_s=left_s), timeout_s)
+
+        return self.call(process)
 
     def _rows(self, call: Call[Any, U], rows: Callable[[U], Iterable[T]]) -> Generator[tuple[int, T], None, Usage]:
         tokens = 0

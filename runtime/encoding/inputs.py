@@ -15,7 +15,7 @@ Pairs: TypeAlias = Sequence[str] | Sequence[Sequence[str]]
 
 
 def listed(inputs: object) -> tuple[list[Content], bool]:
-    """Return the inputs of `encode`, and True if there was one that is no list.
+    """Return the inputs of `encode`, and True if one was given without a list.
 
     Raises:
         InvalidArgument: They are neither an input nor a list of inputs.
@@ -32,7 +32,7 @@ def listed(inputs: object) -> tuple[list[Content], bool]:
 
 
 def listed_pairs(inputs: object) -> tuple[list[tuple[str, str]], bool]:
-    """Return the pairs of `predict`, and True if there was one that is in no list.
+    """Return the pairs of `predict`, and True if one was given without a list.
 
     Raises:
         InvalidArgument: They are neither a pair of texts nor a list of pairs.

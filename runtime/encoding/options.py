@@ -107,7 +107,7 @@ class _Options:
     pool: object = None
     chunk_size: int | None = None
     engine: Mapping[str, Any]
-    """Those of `EngineKeywords`."""
+    """Arguments for the engine: `EngineKeywords`."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "chunk_size"):

@@ -18,7 +18,7 @@ Open: TypeAlias = Callable[..., Pool]
 
 @pytest.fixture
 def nothing_blocks_the_event_loop() -> None:
-    """Modules are imported while a pool starts, and a pool blocks the thread that uses it."""
+    """Allow what blocks: a pool imports modules, and blocks the thread that uses it."""
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -35,7 +35,7 @@ def letters(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Iterator[Open]
         def make(model: LetterModel | None = None, **settings: Any) -> Pool:
             double = model or LetterModel()
 
-            def opens(config: EngineConfig) -> AbstractAsyncContextManager[Engine]:
+            def opens(config: EngineConfig, *, plugins: object) -> AbstractAsyncContextManager[Engine]:
                 return engine_on(double, config)
 
             monkeypatch.setattr(owner, "open_engine", opens)

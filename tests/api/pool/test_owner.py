@@ -37,7 +37,7 @@ def test_a_pool_opens_at_its_first_use_and_once_for_all_threads(
     opened: list[EngineConfig] = []
 
     @asynccontextmanager
-    async def opens(config: EngineConfig) -> AsyncIterator[Engine]:
+    async def opens(config: EngineConfig, *, plugins: object) -> AsyncIterator[Engine]:
         opened.append(config)
         async with engine_on(LetterModel(), config) as engine:
             yield engine
@@ -59,7 +59,7 @@ def test_a_failure_to_open_is_raised_and_the_next_use_tries_again(
     failures = ["the hub is not reached"]
 
     @asynccontextmanager
-    async def opens(config: EngineConfig) -> AsyncIterator[Engine]:
+    async def opens(config: EngineConfig, *, plugins: object) -> AsyncIterator[Engine]:
         if failures:
             raise ConfigError(failures.pop())
         async with engine_on(LetterModel(), config) as engine:

@@ -184,7 +184,7 @@ def test_leaving_a_loop_over_a_stream_cancels_what_is_in_flight(letters: Open) -
 def test_a_wrong_input_is_named_by_its_index_in_the_call(letters: Open) -> None:
     pool = letters()
     with pytest.raises(InvalidInput) as raised:
-        pool.embed([*MANY, None])  # type: ignore[list-item]
+        pool.embed([*MANY, None])  # type: ignore[arg-type]
     assert raised.value.index == len(MANY)
     assert str(raised.value).startswith(f"Inputs {3 * REQUEST_ITEMS} to {len(MANY)} of {len(MANY) + 1}: ")
     with pytest.raises(ModelFailed) as failed:

@@ -29,7 +29,7 @@ def hold(texts):
         opened.wait()
 
 model = LetterModel(on_forward=hold)
-owner.open_engine = lambda config: engine_on(model, config)
+owner.open_engine = lambda config, plugins: engine_on(model, config)
 pool = staged_pool.Pool("model", backend=BACKEND)
 """
 
