@@ -127,7 +127,8 @@ def call_of(
 class ResultStream(Iterator[tuple[int, T]], Generic[T]):
     """Iterator over results: the index of an input, and its result.
 
-    Leaving a loop over it, its `with` block, or `close` cancels the requests in flight. It belongs to one thread at a time.
+    Leaving a loop over it or its `with` block, or `close`, cancels the requests in flight. One thread may use it at a
+    time.
     """
 
     def __init__(self, rows: Generator[tuple[int, T], None, Usage]) -> None:

@@ -38,7 +38,7 @@ class Encoding:
     _is_single: bool
 
     def finish(self, parts: Sequence[EmbedResult]) -> Any:
-        """Join the results of all requests, in the order of the inputs, in the wanted shape."""
+        """Join the results of all requests, in their order, in the wanted shape."""
         shaped = self._shape(join_vectors(parts) if parts else None)
         return shaped[0] if self._is_single else shaped
 

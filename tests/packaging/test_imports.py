@@ -82,7 +82,8 @@ def test_a_public_name_is_imported_from_where_type_checkers_find_it() -> None:
 
 
 def test_the_client_needs_little_of_what_an_engine_does() -> None:
-    light = {"staged_pool.runtime." + name for name in ("arguments", "model", "requests", "results", "tasks.score")}
+    names = ("arguments", "input_ranges", "joining", "model", "progress", "requests", "results", "tasks.score")
+    light = {"staged_pool.runtime." + name for name in names}
     light |= {"staged_pool.stages.errors"}
     for path in (ROOT / "api" / "client").glob("*.py"):
         heavy = [
