@@ -15,6 +15,7 @@ PLACES = {
     "api": "staged_pool/api",
     "api/python": "staged_pool",
     "api/client": "staged_pool/client",
+    "api/pool": "staged_pool/pool",
 }
 """Places of folders in the wheel: the longest path that holds a module counts."""
 
