@@ -1,4 +1,4 @@
-"""Plugin `page_embeddings`: pages in, and an embedding of each region out, by the served image model."""
+"""Plugins: `page_embeddings` embeds regions by the served model, and `page_regions` finds them for a pipeline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,36 @@ class FoundPage:
     error: StagedPoolError | None = None
 
 
-class PageEmbeddings(Processor):
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region of a page, cut out."""
+
+    page: int
+    """Number of the page in its PDF, from 0."""
+    box: Box
+    crop: Image
+
+
+class _Pages(Processor):
+    """Hooks that both plugins share.
+
+    Args:
+        setup: Limits of images.
+    """
+
+    def __init__(self, setup: PluginSetup) -> None:
+        self._pages = PageReader(setup.fetch, setup.config)
+
+    async def parse(self, data: object, context: PluginContext) -> PagesRequest:
+        """Check the fields of a request. It is quick, and needs no thread."""
+        return parse_request(data)
+
+    async def load(self, prompt: PagesRequest, context: PluginContext) -> Loaded:
+        """Fetch the sources."""
+        return Loaded(prompt, await self._pages.fetch(prompt.sources))
+
+
+class PageEmbeddings(_Pages):
     """Finds the regions of pages, and embeds each with the served model.
 
     Args:
@@ -47,16 +76,8 @@ class PageEmbeddings(Processor):
     outputs = (Output.DENSE,)
 
     def __init__(self, setup: PluginSetup) -> None:
-        self._pages = PageReader(setup.fetch, setup.config)
+        super().__init__(setup)
         self._normalizes = setup.card is not None and setup.card.normalize
-
-    async def parse(self, data: object, context: PluginContext) -> PagesRequest:
-        """Check the fields of a request. It is quick, and needs no thread."""
-        return parse_request(data)
-
-    async def load(self, prompt: PagesRequest, context: PluginContext) -> Loaded:
-        """Fetch the sources."""
-        return Loaded(prompt, await self._pages.fetch(prompt.sources))
 
     def preprocess(self, loaded: Loaded, context: PluginContext) -> Sequence[Image]:
         """Find the regions of all pages, and cut them out."""
@@ -82,6 +103,37 @@ class PageEmbeddings(Processor):
             vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
         values: list[float] = vector.tolist()
         return values
+
+
+class PageRegions(_Pages):
+    """Finds the regions of one source, for a pipeline whose next stage reads them: a list of `Region`.
+
+    It gives the model nothing to do. An error of a page is that of its request, so that the pipeline may skip it.
+    """
+
+    name = "page_regions"
+
+    async def parse(self, data: object, context: PluginContext) -> PagesRequest:
+        """Check the item of a pipeline: a URL, or a request of one page."""
+        return parse_request({"pages": [data]} if isinstance(data, str) else data)
+
+    def preprocess(self, loaded: Loaded, context: PluginContext) -> Sequence[Image]:
+        """Find the regions, and keep them for the output."""
+        regions: list[Region] = []
+        for page in self._pages.decode(loaded.sources):
+            context.check()
+            found = search(page, loaded.request.gap)
+            if found.error is not None:
+                raise found.error
+            crops = cut_out(page, found)
+            regions += [Region(found.number, box, crop) for box, crop in zip(found.regions, crops, strict=True)]
+        context.state = regions
+        return ()
+
+    def postprocess(self, rows: Sequence[Row], context: PluginContext) -> list[Region]:
+        """Return the regions."""
+        regions: list[Region] = context.state
+        return regions
 
 
 def search(page: Page, gap: float) -> FoundPage:

@@ -28,6 +28,8 @@ NODATA: Final = 255
 
 DTYPES: Final = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 
+_NO_PLACE: Final = "has no georeference: it needs a coordinate reference system and the size of its pixels"
+
 # Such a file is rejected, with an error of our own. The warning is about the process, and a thread cannot silence it.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
 
@@ -80,6 +82,8 @@ def read_header(data: bytes, indices: Sequence[int] | None, *, max_values: int, 
     try:
         with _opened(data) as file:
             return GeoTiff(data, _grid(file, place), _numbers(file, indices, max_values, place), place)
+    except NotGeoreferencedWarning as warning:  # where the process turns warnings into errors
+        raise fault(place, _NO_PLACE, UnusableMedia) from warning
     except (RasterioError, CRSError) as error:
         raise fault(place, "is not a GeoTIFF that can be opened: it is damaged or ends early", UnusableMedia) from error
 
@@ -122,8 +126,7 @@ def _opened(data: bytes) -> AbstractContextManager[Any]:
 
 def _grid(file: Any, place: str) -> Grid:
     if file.crs is None or file.transform.is_identity or file.transform.is_degenerate:
-        message = "has no georeference: it needs a coordinate reference system and the size of its pixels"
-        raise fault(place, message, UnusableMedia)
+        raise fault(place, _NO_PLACE, UnusableMedia)
     return Grid(file.width, file.height, file.crs, file.transform)
 
 

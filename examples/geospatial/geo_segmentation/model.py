@@ -25,7 +25,7 @@ TOKENS: Final = (EDGE // PATCH) ** 2
 
 
 class SegmentationModel(nn.Module):
-    """Patches in, logits of the classes of each pixel out."""
+    """Patches in, logits of the classes of each pixel out: from its own bands, and from the patches around it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +37,7 @@ class SegmentationModel(nn.Module):
         self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, CLASSES * PATCH**2)
         self.to_pixels = nn.PixelShuffle(PATCH)
+        self.bands = nn.Conv2d(len(BANDS), CLASSES, 1)
 
     def forward(self, tiles: Tensor) -> Tensor:
         """Segment tiles.
@@ -49,7 +50,8 @@ class SegmentationModel(nn.Module):
         """
         features = self.patches(tiles)
         tokens = self.layers(features.flatten(2).transpose(1, 2) + self.positions)
-        logits: Tensor = self.to_pixels(self.head(tokens).transpose(1, 2).reshape(len(tiles), -1, *features.shape[2:]))
+        around = self.head(tokens).transpose(1, 2).reshape(len(tiles), -1, *features.shape[2:])
+        logits: Tensor = self.bands(tiles) + self.to_pixels(around)
         return logits
 
 
@@ -61,8 +63,9 @@ def build_model(device: str) -> SegmentationModel:
     random = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+            if parameter.ndim == 1:  # a bias, or the scale of a norm
+                parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
             else:
-                parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=random)
+                scale = 0.25 if name.startswith("head") else 1.0  # the pixel itself counts most
+                parameter.normal_(0.0, scale * parameter[0].numel() ** -0.5, generator=random)
     return model.to(device).eval().requires_grad_(False)

@@ -74,7 +74,8 @@ class GeoSegmentation(Processor):
         ]
         scene = read_scene(tiffs, lay_out(tiffs, max_values=self._max_values), context.check)
         context.state = Kept(scene.grid, scene.valid)
-        return cut(normalise(scene.bands, scene.valid), context.check)
+        normalise(scene.bands, scene.valid)
+        return cut(scene.bands, context.check)
 
     def tokens(self, item: Bands) -> int:
         """Return the patches of a tile."""

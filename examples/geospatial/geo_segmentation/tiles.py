@@ -22,10 +22,13 @@ FARTHEST: Final = 10.0
 """Largest distance from the mean, in standard deviations. A greater one, such as a hot pixel, is cut to this."""
 
 
-def normalise(bands: Bands, valid: Flags) -> Bands:
-    """Scale bands to a mean of 0 and a deviation of 1. Pixels without data become 0, the mean."""
+def normalise(bands: Bands, valid: Flags) -> None:
+    """Scale bands in place to a mean of 0 and a deviation of 1. Pixels without data become 0, the mean."""
     means, stds = (np.array(values, np.float32)[:, None, None] for values in (MEANS, STDS))
-    return np.where(valid, np.clip((bands - means) / stds, -FARTHEST, FARTHEST), np.float32(0))
+    bands -= means
+    bands /= stds
+    np.clip(bands, -FARTHEST, FARTHEST, out=bands)
+    bands *= valid
 
 
 def counted(height: int, width: int) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,20 @@ def test_pdfs_are_read_in_many_threads_at_once() -> None:
         alone = decoded(document)
         assert len(pages) == len(alone)
         assert all(same(image_of(one), image_of(other)) for one, other in zip(pages, alone, strict=True))
+
+
+def test_a_damaged_pdf_is_read_or_rejected_and_nothing_else() -> None:
+    whole = pdf([OTHER.resize((200, 260))] * 2, dots_per_inch=40)
+    random = Random(7)
+    outcomes: Counter[str] = Counter()
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(random.choice((1, 4, 16, 64))):
+            data[random.randrange(len(data))] = random.randrange(256)
+        outcomes.update(type(page.image).__name__ for page in decoded(bytes(data), max_image_pixels=1_000_000))
+    assert outcomes["Image"] > 10
+    assert outcomes["UnusableMedia"] > 10
+    assert outcomes.keys() <= {"Image", "UnusableMedia", "UnsupportedMedia", "TooLarge"}
 
 
 def test_a_bad_page_fails_alone() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from page_regions.plugin import PageEmbeddings
-from staged_pool import Engine, EngineConfig, Image, InvalidInput, open_engine
+from page_regions.plugin import PageEmbeddings, PageRegions
+from staged_pool import Engine, EngineConfig, Image, InvalidInput, UnsupportedMedia, open_engine
 from tests.examples.documents.drawn_pages import FOOT, TITLE, TWO_COLUMNS, Block, drawn, encoded, pdf
 from tests.models.tiny import build
 from tests.runtime.media.origin import LOCAL, answer, origin
@@ -149,3 +149,15 @@ async def test_a_caller_who_leaves_ends_its_fetches(config: EngineConfig) -> Non
             tasks.cancel_scope.cancel()
         await until(lambda: waiting == 0)
         assert (await engine.process({"pages": [BLANK_URL]}))["pages"][0]["regions"] == []
+
+
+async def test_regions_are_given_to_other_stages_as_images(config: EngineConfig) -> None:
+    async with open_engine(config, plugins=[PageRegions, PageEmbeddings]) as engine:
+        regions = await engine.process(PAGE_URL, plugin="page_regions")
+        (page,) = (await engine.process({"pages": [PAGE_URL]}, plugin="page_embeddings"))["pages"]
+        assert [list(region.box) for region in regions] == [region["box"] for region in page["regions"]]
+        vectors = (await engine.embed([region.crop for region in regions])).embeddings
+        assert np.allclose(vectors, [region["embedding"] for region in page["regions"]], atol=1e-5)
+        assert [region.page for region in await engine.process(PDF_URL, plugin="page_regions")] == [0] * 8 + [1] * 3
+        with pytest.raises(UnsupportedMedia, match="The image is in no known format"):
+            await engine.process(data_url(b"no image"), plugin="page_regions")

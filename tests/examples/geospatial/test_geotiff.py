@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import tracemalloc
-from typing import Any
+import warnings
+from collections import Counter
+from random import Random
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -133,9 +136,10 @@ def test_a_bad_file_is_rejected_by_its_header(data: bytes, kind: type[InvalidInp
     assert says in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_a_tiff_without_place_on_the_map_is_rejected() -> None:
-    with io.BytesIO() as file:
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_a_tiff_without_place_on_the_map_is_rejected(action: Literal["ignore", "error"]) -> None:
+    with io.BytesIO() as file, warnings.catch_warnings():
+        warnings.simplefilter(action)
         Image.fromarray(np.zeros((9, 9), np.uint8)).save(file, "TIFF")
         with pytest.raises(UnusableMedia, match="has no georeference: it needs a coordinate reference system"):
             header(file.getvalue())
@@ -161,6 +165,25 @@ def test_a_bomb_is_rejected_without_unpacking_it() -> None:
         header(data)
     assert tracemalloc.get_traced_memory()[1] < 10**7
     tracemalloc.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # rasterio logs bytes that are no text
+def test_a_damaged_file_is_read_or_rejected_and_nothing_else() -> None:
+    whole = [PLAIN, geotiff(SCENE, compress="lzw", tiled=True, blockxsize=16, blockysize=16, nodata=NODATA)]
+    random = Random(7)
+    outcomes: Counter[str] = Counter()
+    for turn in range(300):
+        data = bytearray(whole[turn % 2])
+        for _ in range(random.choice((1, 2, 8))):
+            data[random.randrange(600)] = random.randrange(256)
+        try:
+            bands, valid = read_bands(header(bytes(data)))
+            assert bands.shape[1:] == valid.shape
+            outcomes["read"] += 1
+        except (UnusableMedia, TooLarge, InvalidInput) as error:
+            outcomes[type(error).__name__] += 1
+    assert outcomes["read"] > 10
+    assert outcomes["UnusableMedia"] > 10
 
 
 def test_a_huge_block_of_a_small_image_is_rejected() -> None:
