@@ -38,6 +38,7 @@ __all__ = [
     "DeviceLost",
     "EmbedRequest",
     "EmbedResult",
+    "Embedding",
     "Engine",
     "EngineConfig",
     "EngineStatistics",
@@ -46,6 +47,8 @@ __all__ = [
     "Image",
     "InvalidArgument",
     "InvalidInput",
+    "ItemError",
+    "Labelled",
     "MediaTimedOut",
     "MediaUnavailable",
     "ModelCard",
@@ -56,6 +59,11 @@ __all__ = [
     "Overloaded",
     "PairInput",
     "Phase",
+    "Pipeline",
+    "PipelineItem",
+    "PipelineResult",
+    "PipelineStage",
+    "PipelineStatistics",
     "PluginContext",
     "PluginFailed",
     "PluginSetup",
@@ -97,6 +105,10 @@ if TYPE_CHECKING:
     from staged_pool.runtime.engine.engine import Engine
     from staged_pool.runtime.engine.open import open_engine, open_engines
     from staged_pool.runtime.model import ModelCard, Row, SparseVector
+    from staged_pool.runtime.pipelines.declaration import PipelineStage
+    from staged_pool.runtime.pipelines.items import Embedding, ItemError, Labelled, PipelineItem, PipelineResult
+    from staged_pool.runtime.pipelines.pipeline import Pipeline
+    from staged_pool.runtime.pipelines.statistics import PipelineStatistics
     from staged_pool.runtime.plugins.processor import ModelInputs, PluginContext, PluginSetup, Processor
     from staged_pool.runtime.plugins.vllm_style import VllmPlugin
     from staged_pool.runtime.requests import (
@@ -159,6 +171,16 @@ else:
         "staged_pool.runtime.model": ("ModelCard", "Row", "SparseVector"),
         "staged_pool.runtime.plugins.processor": ("ModelInputs", "PluginContext", "PluginSetup", "Processor"),
         "staged_pool.runtime.plugins.vllm_style": ("VllmPlugin",),
+        "staged_pool.runtime.pipelines.declaration": ("PipelineStage",),
+        "staged_pool.runtime.pipelines.items": (
+            "Embedding",
+            "ItemError",
+            "Labelled",
+            "PipelineItem",
+            "PipelineResult",
+        ),
+        "staged_pool.runtime.pipelines.pipeline": ("Pipeline",),
+        "staged_pool.runtime.pipelines.statistics": ("PipelineStatistics",),
         "staged_pool.runtime.requests": (
             "MODEL_MAX",
             "Chat",

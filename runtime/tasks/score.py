@@ -245,13 +245,18 @@ def _sparse_dot(one: SparseVector, other: SparseVector) -> float:
 
 
 def _late_interaction(queries: Sequence[object], documents: Sequence[object]) -> NDArray[np.float32]:
-    """Return the MaxSim of each document with its query.
-
-    It is the sum over the query's tokens of the largest cosine with a token of the document (Khattab and Zaharia, 2020,
-    ColBERT, equation 3).
-    """
+    """Return the MaxSim of each document with its query."""
     qs = [normalized(array(row, Output.MULTI_VECTOR)) for row in queries]
     ds = [normalized(array(row, Output.MULTI_VECTOR)) for row in documents]
     if len(qs) == 1:
         qs *= len(ds)
-    return np.array([(q @ d.T).max(axis=1).sum() if len(d) else 0.0 for q, d in zip(qs, ds, strict=True)], np.float32)
+    return np.array([max_sim(q, d) for q, d in zip(qs, ds, strict=True)], np.float32)
+
+
+def max_sim(query: NDArray[np.float32], document: NDArray[np.float32]) -> float:
+    """Return the MaxSim of one document with its query, each [tokens, width] of length 1.
+
+    It is the sum over the query's tokens of the largest cosine with a token of the document (Khattab and Zaharia, 2020,
+    ColBERT, equation 3).
+    """
+    return float((query @ document.T).max(axis=1).sum()) if len(document) else 0.0

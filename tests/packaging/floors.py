@@ -26,6 +26,7 @@ FLOORS: Final = (
     "api",
     "api/client",
     "api/pool",
+    "runtime/pipelines",
     "runtime/engine",
     "runtime/plugins",
     "runtime/encoding",

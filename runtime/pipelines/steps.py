@@ -1,0 +1,241 @@
+"""The work of each kind of stage on one item."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.engine.waiting_engine import WaitingEngine
+from staged_pool.runtime.pipelines.declaration import PipelineStage
+from staged_pool.runtime.pipelines.items import Embedding, Labelled
+from staged_pool.runtime.requests import Chat, Image
+from staged_pool.runtime.tasks.embed import normalized
+from staged_pool.runtime.tasks.score import max_sim
+from staged_pool.stages.errors import InvalidInput, StagedPoolError, StageFailed
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.scheduling.entries import Priority
+
+T = TypeVar("T")
+
+VANISHED: Final = object()
+"""Value of an item that a function lets vanish."""
+
+log = get_logger("staged_pool.pipelines")
+
+
+class StepContext(Protocol):
+    """The request of an item, for the work on it."""
+
+    @property
+    def priority(self) -> Priority: ...
+
+    @property
+    def tenant(self) -> Hashable: ...
+
+    def left_s(self) -> float:
+        """Return the seconds until the deadline.
+
+        Raises:
+            DeadlineExceeded: It has passed.
+        """
+        ...
+
+    def count_tokens(self, tokens: int) -> None:
+        """Add tokens to those that the request has used."""
+
+    async def once(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """Return what `make` gives, which runs once for all items of the request."""
+        ...
+
+
+class Step(ABC):
+    """The work of one stage."""
+
+    @abstractmethod
+    async def run(self, inputs: Sequence[object], context: StepContext) -> object:
+        """Return the value of an item.
+
+        Raises:
+            StagedPoolError: The work failed.
+        """
+
+
+class EngineStep(Step):
+    """A task of an engine."""
+
+    def __init__(self, stage: PipelineStage, engine: WaitingEngine) -> None:
+        self.stage = stage
+        self.engine = engine
+
+
+class EmbedStep(EngineStep):
+    """The task `embed`."""
+
+    is_document = False
+    """True if the items are documents, for which a later stage has a query."""
+
+    async def run(self, inputs: Sequence[object], context: StepContext) -> Embedding:
+        """See `Step.run`."""
+        name = self.stage.prompt_name or ("document" if self.is_document else None)
+        return await self.embed(inputs[0], name, context)
+
+    async def embed(self, content: Any, prompt_name: str | None, context: StepContext) -> Embedding:
+        """Embed one input with the outputs of the stage."""
+        result = await self.engine.embed(
+            [content],
+            outputs=self.stage.outputs,
+            dimensions=self.stage.dimensions,
+            prompt_name=prompt_name,
+            max_tokens=self.stage.max_tokens,
+            timeout_s=context.left_s(),
+            priority=context.priority,
+            tenant=context.tenant,
+        )
+        context.count_tokens(result.usage.prompt_tokens)
+        return Embedding(
+            dense=None if result.dense is None else result.dense[0],
+            sparse=None if result.sparse is None else result.sparse[0],
+            multi_vector=None if result.multi_vector is None else result.multi_vector[0],
+            token_weights=None if result.token_weights is None else result.token_weights[0],
+        )
+
+
+class ScoreStep(EngineStep):
+    """The task `score`: the inputs are a query and a document."""
+
+    async def run(self, inputs: Sequence[Any], context: StepContext) -> float:
+        """See `Step.run`."""
+        query, document = inputs
+        result = await self.engine.score(
+            query,
+            [document],
+            max_tokens=self.stage.max_tokens,
+            timeout_s=context.left_s(),
+            priority=context.priority,
+            tenant=context.tenant,
+        )
+        context.count_tokens(result.usage.prompt_tokens)
+        return float(result.scores[0])
+
+
+class MaxSimStep(Step):
+    """The task `maxsim`: the inputs are a query, and the multi-vector of a document.
+
+    Args:
+        embeds: Embeds queries. None: they are vectors already.
+        offload: Runs the products.
+    """
+
+    def __init__(self, embeds: EmbedStep | None, offload: Offload) -> None:
+        self.embeds = embeds
+        """See the class. Also set when the stage before is known."""
+        self._offload = offload
+
+    async def run(self, inputs: Sequence[object], context: StepContext) -> float:
+        """See `Step.run`."""
+        query, document = inputs
+        if isinstance(query, str | Image | Chat):
+            query = await context.once(self, lambda: self._embedded(query, context))
+        both = (_multi_vector(query, "query"), _multi_vector(document, "document"))
+        return await self._offload(_max_sim, both)
+
+    async def _embedded(self, query: object, context: StepContext) -> Embedding:
+        if self.embeds is None:
+            raise InvalidInput("The query must be vectors: the pipeline has no model for it.", param="query")
+        return await self.embeds.embed(query, "query", context)
+
+
+def _max_sim(pair: tuple[NDArray[np.float32], NDArray[np.float32]]) -> float:
+    query, document = pair
+    return max_sim(normalized(query), normalized(document))
+
+
+def _multi_vector(value: object, what: str) -> NDArray[np.float32]:
+    vectors = value.multi_vector if isinstance(value, Embedding) else value
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2:
+        raise InvalidInput(f"maxsim: the {what} has no multi_vector, but is of type {type(value).__name__}.")
+    return vectors
+
+
+class ClassifyStep(EngineStep):
+    """The task `classify`."""
+
+    async def run(self, inputs: Sequence[Any], context: StepContext) -> Labelled:
+        """See `Step.run`."""
+        result = await self.engine.classify(
+            [inputs[0]],
+            max_tokens=self.stage.max_tokens,
+            timeout_s=context.left_s(),
+            priority=context.priority,
+            tenant=context.tenant,
+        )
+        context.count_tokens(result.usage.prompt_tokens)
+        best = int(result.best[0])
+        scores = dict(zip(result.labels, map(float, result.scores[0]), strict=True))
+        return Labelled(label=result.labels[best], score=float(result.scores[0, best]), scores=scores)
+
+
+class PluginStep(EngineStep):
+    """The hooks of a plugin."""
+
+    async def run(self, inputs: Sequence[object], context: StepContext) -> object:
+        """See `Step.run`."""
+        return await self.engine.submit_data(
+            lambda: inputs[0],
+            lambda output: output,
+            timeout_s=context.left_s(),
+            priority=context.priority,
+            tenant=context.tenant,
+        )
+
+
+class FunctionStep(Step):
+    """A function: plain ones run in threads, and async ones are awaited.
+
+    Args:
+        name: Name of the stage.
+        function: The function.
+        offload: Runs plain functions.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], offload: Offload) -> None:
+        self._name = name
+        self._function = function
+        self._is_async = is_async(function)
+        self._offload = offload
+
+    async def run(self, inputs: Sequence[object], context: StepContext) -> object:
+        """See `Step.run`.
+
+        Raises:
+            StageFailed: The function raised another error, which is the cause of this one.
+        """
+        try:
+            if self._is_async:
+                value = await self._function(*inputs)
+            else:
+                value = await self._offload(lambda given: self._function(*given), inputs)
+        except StagedPoolError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise exhausted(error, self._name) from None
+            log.exception("pipeline.function_failed", stage=self._name)
+            kind = type(error).__name__
+            raise StageFailed(f"The function of the stage failed: {kind}.", stage=self._name) from error
+        return VANISHED if value is None else value
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return True if the result of a function, partial function or callable object is awaited."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # of a callable object
