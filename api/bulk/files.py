@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from staged_pool.stages.errors import ConfigError
 
@@ -12,6 +14,12 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+
+class Closes(Protocol):
+    """Anything that can be closed."""
+
+    def close(self) -> None: ...
 
 
 def part_of(path: Path) -> Path:
@@ -22,6 +30,11 @@ def part_of(path: Path) -> Path:
 def journal_of(output: Path) -> Path:
     """Return the path of the journal of a job, by that of its output."""
     return output.with_name(f"{output.name}.journal")
+
+
+def rows_of(output: Path) -> Path:
+    """Return the path of rows that become an output, without its `.part`."""
+    return output.with_name(f"{output.name}.rows")
 
 
 def open_part(path: Path, safe_bytes: int | None) -> BinaryIO:
@@ -48,6 +61,16 @@ def open_part(path: Path, safe_bytes: int | None) -> BinaryIO:
     return file
 
 
+@contextmanager
+def closed_on_error(file: Closes) -> Iterator[None]:
+    """Close a file if the block raises."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
 def write_all(file: BinaryIO, content: bytes | memoryview) -> None:
     """Write the whole content to an unbuffered file; a single call may write less."""
     left = memoryview(content).cast("B")
@@ -71,7 +94,15 @@ def publish(output: Path, errors: Path | None = None) -> None:
         sync_folder(errors.parent)
     if part_of(output).exists():
         os.replace(part_of(output), output)
+    part_of(rows_of(output)).unlink(missing_ok=True)
     sync_folder(output.parent)
+
+
+def drop_parts(output: Path, errors: Path | None) -> None:
+    """Remove the parts of a job without any line."""
+    for path in (output, rows_of(output), errors):
+        if path is not None:
+            part_of(path).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

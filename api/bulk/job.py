@@ -46,7 +46,7 @@ class Progress:
     failed: int
     """Lines that have failed, those of earlier runs included."""
     share: float
-    """Part of the input that is read, from 0 to 1."""
+    """Part of the input that is done, from 0 to 1. It is estimated from the bytes that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,7 @@ class _Run(Generic[L, A]):
         self._window = window
         self._room = _Room(window)
         self._report = report
+        self._lines_read = 0
         self._failure: StagedPoolError | None = None
 
     async def to_the_end(self, stop: anyio.Event) -> bool:
@@ -168,6 +169,7 @@ class _Run(Generic[L, A]):
                     reading.start_soon(self._read, send_lines)
                     async with receive_lines:
                         async for lines in receive_lines:
+                            self._lines_read += len(lines)
                             for group in self._groups(lines):
                                 size = sum(line.size for line in group)
                                 await self._room.take(len(group), size)
@@ -213,7 +215,7 @@ class _Run(Generic[L, A]):
             answers = _answers(saved)
             await anyio.to_thread.run_sync(self._saver.save, answers)
             self._room.give(len(answers), sum(each.size for each in saved))
-            self._report(self._saver.progress(self._reader.read_share))
+            self._report(self._saver.progress(self._lines_read, self._reader.read_share))
 
 
 async def _cancel_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
@@ -283,8 +285,14 @@ class _Saver(Generic[A]):
         if self._fresh:
             self._checkpoint()
 
-    def progress(self, share: float) -> Progress:
-        """Return the progress of the job."""
+    def progress(self, lines_read: int, read_share: float) -> Progress:
+        """Return the progress of the job.
+
+        Args:
+            lines_read: Lines that are read, those of earlier runs included.
+            read_share: Part of the input that these are, from 0 to 1.
+        """
+        share = read_share * min(self._count / max(lines_read, 1), 1.0)
         return Progress(completed=self._count - self._failed, failed=self._failed, share=share)
 
     def _write(self, answers: Sequence[A]) -> None:

@@ -119,6 +119,11 @@ class Journal:
         self.state = record.get("state", self.state)
         self.published = record.get("published", False)
 
+    @property
+    def is_open(self) -> bool:
+        """True until the journal is closed or removed."""
+        return not self._file.closed
+
     def checkpoint(self, fresh: Ranges, failed: int, state: State) -> None:
         """Record lines as done. The files of the output must be synced before.
 

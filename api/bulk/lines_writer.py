@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from staged_pool.api.bulk.files import open_part, publish, write_all
+from staged_pool.api.bulk.files import closed_on_error, open_part, publish, write_all
 from staged_pool.api.bulk.journal import State
 from staged_pool.api.bulk.parts import Answer
 
@@ -59,7 +59,8 @@ class LinesWriter:
 
     def __init__(self, output: Path, errors: Path | None, state: State) -> None:
         self._output = LinesFile(output, state.get("output"))
-        self._errors = None if errors is None else LinesFile(errors, state.get("errors"))
+        with closed_on_error(self._output):
+            self._errors = None if errors is None else LinesFile(errors, state.get("errors"))
 
     def write(self, answers: Sequence[Answer]) -> None:
         """Write some answers; see `Writer.write`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,35 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, read_batch_line
-from staged_pool.api.bulk.files import journal_of, publish
+from staged_pool.api.bulk.files import drop_parts, journal_of, publish
 from staged_pool.api.bulk.job import Progress, Summary, Window, run_job
 from staged_pool.api.bulk.journal import Identity, Journal, State
 from staged_pool.api.bulk.lines_writer import LinesWriter
+from staged_pool.api.bulk.parquet import ParquetReader, check_installed
 from staged_pool.api.bulk.parts import A, A_contra, Answer, L, Reader, Work, Writer
+from staged_pool.api.bulk.row_writers import NumpyWriter, ParquetWriter, errors_of
 from staged_pool.api.bulk.text_file import LineReader
+from staged_pool.api.bulk.texts import TextAnswer, TextLine, read_text_line
 from staged_pool.stages.errors import ConfigError
 
 Existing: TypeAlias = Literal["reject", "resume", "overwrite"]
 """Treatment of what an earlier run has left: an error, go on, or begin anew."""
 
+TEXT_WINDOW: Final = Window(lines=4096, group_lines=64, group_size=32 * 2**10)
+"""Window for texts, many of which share a request."""
+
 BATCH_WINDOW: Final = Window(lines=1024)
 """Window for lines that are requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormats:
+    """Formats of a job of texts."""
+
+    source: Literal["text", "parquet"]
+    output: Literal["jsonl", "npy", "parquet"]
+    column: str | None = None
+    """Column of the texts in Parquet. None: `text`, or the only column of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +50,8 @@ class OpenJob(Generic[L, A]):
     reader: Reader[L]
     writer: Writer[A]
     journal: Journal
+    output: Path
+    errors: Path | None
 
     async def run(
         self,
@@ -46,6 +64,13 @@ class OpenJob(Generic[L, A]):
         """Run the job; see `run_job`."""
         return await run_job(self.reader, work, self.writer, self.journal, window=window, report=report, stop=stop)
 
+    def drop_if_nothing_is_done(self) -> None:
+        """Remove the files of a run that has done no line. Blocks."""
+        if self.journal.is_open and not self.journal.done and not self.journal.published:
+            self.writer.close()
+            drop_parts(self.output, self.errors)
+            self.journal.remove()
+
 
 @asynccontextmanager
 async def job_files(opening: Callable[[ExitStack], OpenJob[L, A]]) -> AsyncIterator[OpenJob[L, A]]:
@@ -56,7 +81,9 @@ async def job_files(opening: Callable[[ExitStack], OpenJob[L, A]]) -> AsyncItera
     """
     stack = ExitStack()
     try:
-        yield await anyio.to_thread.run_sync(opening, stack)
+        job = await anyio.to_thread.run_sync(opening, stack)
+        stack.callback(job.drop_if_nothing_is_done)
+        yield job
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(stack.close)
@@ -78,10 +105,10 @@ def open_batch(
     Raises:
         ConfigError: A file cannot be used as asked.
     """
-    journal = open_journal(stack, source, output, {"format": "batch", **identity}, existing)
+    journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
     reader = LineReader(source, read_batch_line, skip_blank=True)
     stack.callback(reader.close)
-    return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal)
+    return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal, output, errors)
 
 
 class OpensWriter(Protocol[A_contra]):
@@ -127,6 +154,56 @@ class Published:
 
     def close(self) -> None:
         """Do nothing: no file is open."""
+
+
+def open_texts(
+    stack: ExitStack,
+    source: Path,
+    output: Path,
+    errors: Path | None,
+    *,
+    formats: TextFormats,
+    identity: Identity,
+    existing: Existing,
+) -> OpenJob[TextLine, TextAnswer]:
+    """Open a job of texts. Blocks.
+
+    Args:
+        stack: See `open_batch`.
+        source: File of the texts.
+        output: See `open_batch`.
+        errors: See `open_batch`. An output of rows always has a file of errors.
+        formats: Formats of the input and the output.
+        identity: See `open_batch`.
+        existing: See `open_batch`.
+
+    Raises:
+        ConfigError: A file cannot be used as asked.
+    """
+    if formats.output != "jsonl":
+        errors = errors_of(output, errors)
+    about = {
+        "format": f"{formats.source} to {formats.output}",
+        "column": formats.column,
+        "errors": _named(errors),
+        **identity,
+    }
+    if formats.output == "parquet":
+        check_installed(output)
+    journal = open_journal(stack, source, output, about, existing)
+    reader: LineReader[TextLine] | ParquetReader = (
+        ParquetReader(source, formats.column)
+        if formats.source == "parquet"
+        else LineReader(source, read_text_line, skip_blank=False)
+    )
+    stack.callback(reader.close)
+    kinds: Mapping[str, OpensWriter[TextAnswer]] = {"jsonl": LinesWriter, "npy": NumpyWriter, "parquet": ParquetWriter}
+    writer = open_writer(stack, kinds[formats.output], output, errors, journal)
+    return OpenJob(reader, writer, journal, output, errors)
+
+
+def _named(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def open_journal(stack: ExitStack, source: Path, output: Path, identity: Identity, existing: Existing) -> Journal:

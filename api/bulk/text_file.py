@@ -45,7 +45,7 @@ class LineReader(Generic[L]):
 
     def __init__(self, path: Path, parse: Callable[[RawLine], L], *, skip_blank: bool) -> None:
         self._file = open_input(path)
-        self._total = max(os.fstat(self._file.fileno()).st_size, 1)
+        self._total = os.fstat(self._file.fileno()).st_size
         self._read = 0
         self._number = 0
         self._parse = parse
@@ -54,7 +54,7 @@ class LineReader(Generic[L]):
     @property
     def read_share(self) -> float:
         """Part of the file that is read, from 0 to 1."""
-        return min(self._read / self._total, 1.0)
+        return min(self._read / self._total, 1.0) if self._total else 1.0
 
     def read(self) -> Sequence[L]:
         """Return the next lines, in order; none at the end of the file."""
@@ -74,7 +74,7 @@ class LineReader(Generic[L]):
         number, fault = self._number, ""
         self._number += 1
         self._read += len(content)
-        if len(content) > MAX_LINE_BYTES and not content.endswith(b"\n"):
+        if len(content.removesuffix(b"\n")) > MAX_LINE_BYTES:
             fault = f"The line has more than {MAX_LINE_BYTES} bytes; split it into several"
             while content and not content.endswith(b"\n"):
                 content = self._file.readline(READ_BYTES)

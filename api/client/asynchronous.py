@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from functools import partial, wraps
 from itertools import chain, islice
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import anyio
 import httpx
@@ -71,7 +71,7 @@ class AsyncClient(BaseClient):
         transport = None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=self._settings.limits)
         self._http = httpx.AsyncClient(transport=transport, **self._settings.http())
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

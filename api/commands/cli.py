@@ -13,6 +13,7 @@ from click.shell_completion import get_completion_class
 from staged_pool.api.commands.check import check
 from staged_pool.api.commands.one_shot import classify, embed, score
 from staged_pool.api.commands.options import HELP_WIDTH
+from staged_pool.api.commands.run_batch import run_batch
 from staged_pool.api.commands.serve import serve
 from staged_pool.api.commands.show_config import config
 from staged_pool.runtime.version import VERSION
@@ -46,7 +47,7 @@ def _print_completion(ctx: click.Context, _: click.Parameter, shell: str | None)
 
 main: Final = _Commands(
     "staged-pool",
-    commands=[serve, config, embed, score, classify, check],
+    commands=[serve, config, embed, score, classify, run_batch, check],
     params=[
         click.Option(
             ["--version"],

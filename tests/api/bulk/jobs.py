@@ -23,16 +23,22 @@ def request(name: str, text: str = "text", url: str = "/v1/embeddings", **fields
 
 async def write_lines(path: Path, lines: Iterable[object]) -> None:
     """Write lines of JSON; a text or bytes as they are."""
-    await anyio.Path(path).write_bytes(b"".join(_line(line) + b"\n" for line in lines))
+    await anyio.Path(path).write_bytes(b"".join(line_of(line) + b"\n" for line in lines))
 
 
-def _line(line: object) -> bytes:
+def line_of(line: object) -> bytes:
+    """Return a line of JSON; a text or bytes as they are."""
     return line if isinstance(line, bytes) else line.encode() if isinstance(line, str) else json.dumps(line).encode()
 
 
-async def read_lines(path: Path) -> list[Any]:
+def read_now(path: Path) -> list[Any]:
     """Return the lines of JSON in a file."""
-    return [json.loads(line) for line in (await anyio.Path(path).read_bytes()).splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+async def read_lines(path: Path) -> list[Any]:
+    """Return the lines of JSON in a file, on an event loop."""
+    return await anyio.to_thread.run_sync(read_now, path)
 
 
 async def names(folder: Path) -> list[str]:
