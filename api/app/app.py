@@ -18,6 +18,7 @@ from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
+from staged_pool.api.app.plugin_routes import Forwarding, PluginRoutes
 from staged_pool.api.app.routes import PROBE_PATHS, Routes
 from staged_pool.api.app.sampling import Sample
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
@@ -62,7 +63,8 @@ class Application:
         self._server_state = server_state = server_state or ServerState()
         self._metrics = ServerMetrics(registry.statistics, server_state)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
-        resources = Routes(registry, self._metrics, self._config).table()
+        self._plugins = PluginRoutes(registry)
+        resources = Routes(registry, self._metrics, self._plugins, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
@@ -79,6 +81,9 @@ class Application:
         self._addresses.place(scope)
         if scope[MODEL] is not None and not self._registry.knows(scope[MODEL]):
             await self.respond(self._no_such_model, scope, receive, send)
+        elif (found := self._plugins.app_for(scope["path"])) is not None:
+            headers = partial(self._further_headers, scope)
+            await self.respond(Forwarding(*found, send, headers), scope, receive, send)
         else:
             await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
 
@@ -117,6 +122,9 @@ class Application:
             try:
                 call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
                 answer = await _answer(handler, call)
+                if answer.sent_bytes is not None:
+                    outcome = answer
+                    return
                 if call.lines.begun:
                     await call.lines.end(b"".join(answer.pieces))
                     outcome = replace(answer, status=200)  # the status that was sent; `word` names a later error
@@ -133,7 +141,10 @@ class Application:
                 self._finish(call, outcome, time.perf_counter() - started)
 
     def _line_headers(self, scope: Scope, request_id: str) -> Headers:
-        return [(b"content-type", NDJSON), (b"x-request-id", request_id.encode()), *self._closing(scope)]
+        return [(b"content-type", NDJSON), *self._further_headers(scope, request_id)]
+
+    def _further_headers(self, scope: Scope, request_id: str) -> Headers:
+        return [(b"x-request-id", request_id.encode()), *self._closing(scope)]
 
     def _closing(self, scope: Scope) -> Headers:
         if self.closes_connections and scope["http_version"].startswith("1"):
@@ -152,7 +163,7 @@ class Application:
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]
-        route = path if path in self._resources else "other"
+        route = call.route or (path if path in self._resources else "other")
         path_taken = call.scope.get(PATH_TAKEN, "general")
         self._metrics.observe(route, outcome.status, path_taken, seconds)
         left_out = 0
@@ -161,7 +172,7 @@ class Application:
             return
         fields: dict[str, object] = {
             "method": call.scope["method"],
-            "path": path if route == path else shortened(path),
+            "path": path if path in self._resources else shortened(path),
             "status": outcome.status,
             "path_taken": path_taken,
         }
@@ -170,7 +181,7 @@ class Application:
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
         lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
-        fields["answer_bytes"] = lines_bytes or sum(map(len, outcome.pieces))
+        fields["answer_bytes"] = lines_bytes or outcome.sent_bytes or sum(map(len, outcome.pieces))
         if call.model is not None:
             fields["model"] = call.model
         if TENANT in call.scope:
@@ -278,6 +289,7 @@ def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
         ("device", timeline.device_s),
         ("postprocess", timeline.postprocess_s),
     ]
+    times += [(f"hook_{name}", seconds) for name, seconds in timeline.hooks.items()]
     if timeline.fetch_s:
         times.insert(0, ("fetch", timeline.fetch_s))
     return [(name, round(seconds * 1e3, 3)) for name, seconds in times]

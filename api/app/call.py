@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL
-from staged_pool.api.asgi import Headers, Receive, Scope, Send
+from staged_pool.api.asgi import Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import MAX_TIMEOUT_S
 from staged_pool.api.keys import TENANT
 from staged_pool.api.status import HttpError, Problem
@@ -41,6 +41,8 @@ _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.
 _PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
 _BACKGROUND: Final = re.compile(rb"(?:^|,)[ \t]*u=7[ \t]*(?:$|[,;])")
 NDJSON: Final = b"application/x-ndjson"
+PLUGINS: Final = "/plugins/"
+"""Prefix of the routes of plugins."""
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -55,6 +57,8 @@ class Answer:
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """Name of the problem in the log, if this answers one."""
+    sent_bytes: int | None = None
+    """Bytes of the body, if the handler has sent the answer itself; None: the answer is to be sent."""
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
@@ -107,6 +111,7 @@ class Call:
         "lines",
         "model",
         "request_id",
+        "route",
         "scope",
         "timeline",
         "times_ms",
@@ -128,6 +133,8 @@ class Call:
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
         self.body_bytes: int | None = None
+        self.route: str | None = None
+        """Route in metrics, if it is not the path."""
         self.timeline: Timeline | None = None
         self.times_ms: Sequence[tuple[str, float]] = ()
         """Milliseconds in each stage, once the answer's headers have them."""
@@ -139,6 +146,19 @@ class Call:
         """Trace id of the request; None without a valid `traceparent` (W3C Trace Context, section 3.2)."""
         given = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
         return given["trace"].decode() if given and given["trace"].strip(b"0") else None
+
+    @property
+    def own_request_id(self) -> str | None:
+        """Id that the client gave in `X-Request-Id`; None if it gave none, or one that is not accepted."""
+        given = self.headers.get(b"x-request-id", b"")
+        return self.request_id if given.decode("latin-1") == self.request_id else None
+
+    async def receive(self) -> Message:
+        """Receive a message of the body, as ASGI's `receive` does."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.body_bytes = (self.body_bytes or 0) + len(message.get("body", b""))
+        return message
 
     async def json_body(self, *, any_type: bool = False) -> bytes | bytearray:
         """Return the body, after a check that its type is JSON.

@@ -9,6 +9,7 @@ from typing import Final
 from staged_pool.api import status
 from staged_pool.api.app.tasks import Task
 from staged_pool.api.status import HttpError, Problem
+from staged_pool.api.wire.dialects.plugin import PLUGIN_TASK
 from staged_pool.api.wire.dialects.pooling import POOLING_TASKS, Narrowed
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import ModelCard
@@ -84,6 +85,8 @@ def served(engines: Sequence[Engine]) -> str:
 
 def abilities(card: ModelCard) -> Sequence[str]:
     """Return the abilities of a model: the names of its tasks in `/pooling`, and `score`."""
+    if card.is_plugin:
+        return [PLUGIN_TASK]
     found = list(dict.fromkeys(POOLING_TASKS[output] for output in card.outputs))
     return found if card.scoring is None else [*found, "score"]
 

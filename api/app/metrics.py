@@ -18,6 +18,7 @@ from staged_pool.runtime.statistics import (
     DeviceStatistics,
     EngineStatistics,
     ImageCacheStatistics,
+    PluginStatistics,
     PriorityStatistics,
     ResultCacheStatistics,
 )
@@ -156,6 +157,8 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
         yield from _image_cache_families(statistics.image_cache)
     if statistics.result_cache is not None:
         yield from _result_cache_families(statistics.result_cache)
+    if statistics.plugin is not None:
+        yield from _plugin_families(statistics.plugin)
 
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
@@ -258,6 +261,23 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
     yield _counter("device_tokens", "Tokens computed on the device, without padding", device.tokens)
     yield _counter("device_padding_tokens", "Padding tokens computed on the device", device.padding_tokens)
     yield _counter("device_tokens_wasted", "Tokens computed for clients that had left", device.wasted_tokens)
+
+
+def _plugin_families(plugin: PluginStatistics) -> Iterator[Metric]:
+    yield _gauge("plugin_open_requests", "Requests of the plugin that are not released yet", plugin.open)
+    yield _gauge("plugin_loading_requests", "Requests in the first hooks, or loaded and waiting", plugin.loading)
+    running = GaugeMetricFamily("staged_pool_plugin_running_hooks", "Hooks that run, by name", labels=("hook",))
+    for hook, count in plugin.running.items():
+        running.add_metric((hook,), count)
+    yield running
+    yield _counters("plugin_cancelled", "Requests whose client left, by the last hook", "hook", plugin.cancelled)
+    yield _counters(
+        "plugin_blocked_steps", "Steps of hooks that blocked the event loop, by hook", "hook", plugin.blocked
+    )
+    seconds = HistogramMetricFamily("staged_pool_plugin_hook_seconds", "Seconds of hooks, by name", labels=("hook",))
+    for hook, taken in plugin.seconds.items():
+        seconds.add_metric((hook,), _buckets(taken), taken.sum_s)
+    yield seconds
 
 
 def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:

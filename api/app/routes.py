@@ -13,6 +13,7 @@ from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import OperationRoutes
 from staged_pool.api.app.pages import HTML, PAGES
+from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.task_routes import TaskRoutes
 from staged_pool.api.app.token_routes import TokenRoutes
 from staged_pool.api.config import ServerConfig
@@ -29,15 +30,22 @@ class Routes:
     Args:
         registry: The engines.
         metrics: Metrics of the server.
+        plugins: Answers requests with data for a plugin.
         config: Settings of the server, for its description, and for truncation on the routes of
             text-embeddings-inference.
     """
 
-    def __init__(self, registry: EngineRegistry, metrics: ServerMetrics, config: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        registry: EngineRegistry,
+        metrics: ServerMetrics,
+        plugins: PluginRoutes,
+        config: ServerConfig | None = None,
+    ) -> None:
         config = config or ServerConfig()
         readers = ThreadOffload(1)
         bodies = BodyReader(registry, readers)
-        self._tasks = TaskRoutes(registry, bodies, auto_truncate=config.auto_truncate)
+        self._tasks = TaskRoutes(registry, bodies, plugins, auto_truncate=config.auto_truncate)
         self._tokens = TokenRoutes(registry, bodies)
         self._operation = OperationRoutes(registry, metrics, config, readers)
         self._listings = Listings(registry)

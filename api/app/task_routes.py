@@ -13,8 +13,9 @@ from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import check_able, no_model, served
 from staged_pool.api.app.engine_finder import EngineFinder
 from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.tasks import Task, tasks
-from staged_pool.api.wire.dialects import invocations
+from staged_pool.api.wire.dialects import invocations, plugin
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.ndjson import LineExchange
 from staged_pool.runtime.engine.engine import Engine
@@ -28,12 +29,16 @@ class TaskRoutes:
     Args:
         registry: The engines.
         bodies: Reads bodies.
+        plugins: Answers requests with data for a plugin.
         auto_truncate: See `ServerConfig`.
     """
 
-    def __init__(self, registry: EngineRegistry, bodies: BodyReader, *, auto_truncate: bool) -> None:
+    def __init__(
+        self, registry: EngineRegistry, bodies: BodyReader, plugins: PluginRoutes, *, auto_truncate: bool
+    ) -> None:
         self._registry = registry
         self._bodies = bodies
+        self._plugins = plugins
         self._finder = EngineFinder(registry, bodies)
         self._tasks = tasks(auto_truncate=auto_truncate)
 
@@ -64,6 +69,10 @@ class TaskRoutes:
         return await self._answer(task, call, body, boundary)
 
     async def _answer(self, task: Task, call: Call, body: Body, boundary: bytes | None = None) -> Answer:
+        if task.takes_data and boundary is None and plugin.may_have_data(body):
+            choice = await self._bodies.peek(plugin.choice_of, body)
+            if choice is not None:
+                return await self._plugins.answer(call, choice, body)
         theirs = None if task.error_format_of is None else await self._bodies.peek(task.error_format_of, body)
         if theirs is not None:
             call.error_format = theirs

@@ -64,6 +64,8 @@ class Task:
     """Name of the task's output in errors; empty: the one in `_OUTPUTS`."""
     only_images: bool = False
     """Every input is an image."""
+    takes_data: bool = False
+    """The body may have data for a plugin instead."""
     narrow: Callable[[Body], pooling.Narrowed] | None = None
     """Reads a body's further requirements of a model, if `able` is true of every model."""
 
@@ -107,6 +109,9 @@ _PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
 }
 
 
+_POOLING: Final = Task("Pooling", lambda card: True, pooling.read_pooling, narrow=pooling.narrowed)
+
+
 def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     """Return the tasks by path.
 
@@ -142,7 +147,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/vectorize": Task("Embeddings", _gives(Output.DENSE), weaviate.read_vectors),
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
-        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True, narrow=pooling.narrowed),
+        "/pooling": replace(_POOLING, forms=True, takes_data=True),
         "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,

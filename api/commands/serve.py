@@ -48,11 +48,14 @@ def build_engines(models: Sequence[Given]) -> list[EngineConfig]:
         ConfigError: A setting or a model is wrong.
     """
     from staged_pool.runtime.models.find import check_model
+    from staged_pool.runtime.plugins.find import find_plugin
 
     engines = [given.build(EngineConfig) for given in models]
     for given, engine in zip(models, engines, strict=True):
         with given.errors_by_source():
             check_model(engine)
+            for name in engine.plugin:
+                find_plugin(name)
     return engines
 
 

@@ -21,6 +21,7 @@ from staged_pool.api.openapi.operation import (
     post,
     task,
 )
+from staged_pool.api.openapi.plugin import PluginOutput
 from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score, tei, tei_tokens, tokens
 
 __all__ = ["BINARY", "OPERATIONS", "TAGS", "Operation", "Tag"]
@@ -114,8 +115,9 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Any output of the model",
         "Vectors",
         pooling.PoolingBody,
-        answers.Pooling,
-        "Without `task` it is the model's first one. A list of tasks gives several kinds of vectors from one forward.",
+        (answers.Pooling, PluginOutput),
+        "Without `task` it is the model's first one. A list of tasks gives several kinds of vectors from one forward. "
+        "With `data` instead of inputs, the answer is the output of a plugin.",
         content_types=BINARY,
         forms=True,
         examples={"default": {"input": _TEXTS}},
@@ -169,7 +171,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         dict[str, Any],
         (
             *(answers.Embeddings, answers.Classifications, answers.InfinityClassifications, answers.Ranking),
-            *(list[answers.TeiRanked], dialects.WeaviateScores, answers.Scores, answers.Pooling),
+            *(list[answers.TeiRanked], dialects.WeaviateScores, answers.Scores, answers.Pooling, PluginOutput),
             *(answers.CohereEmbeddings, list[answers.LabelScore], list[list[answers.LabelScore]]),
             *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
         ),

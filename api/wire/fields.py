@@ -10,9 +10,13 @@ from staged_pool.api.wire.images import ImageFields
 from staged_pool.runtime.requests import MAX_SALT_CHARACTERS
 
 ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+RequestId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Dimensions: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+ANY_JSON: Final = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+"""JSON schema of any value. An empty schema would be taken for a missing one."""
 
 NOT_SPECIFIED: Final = "default/not-specified"
 """The model name that Infinity's clients send if their caller names none."""
@@ -25,7 +29,7 @@ class RequestFields(ImageFields, kw_only=True):
     """
 
     model: ModelName | None = None
-    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    request_id: RequestId | None = None
     """Part of the answer's `id`; default: the value of `X-Request-Id`."""
     user: str | None = None
     """Ignored."""

@@ -43,4 +43,5 @@ def sparse_rows(vectors: Sequence[SparseVector], width: int) -> Tensor:
         torch.from_numpy(values),
         (len(vectors), width),
         is_coalesced=True,
+        check_invariants=True,  # said, because torch warns where nothing is said
     )

@@ -104,7 +104,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
-        self.plugins = {}
+        self.plugins: Mapping[str, Engine] = {}
         self._entrance.check_open = self._life.check_open
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -50,14 +51,13 @@ async def run_plugin(
     setup = PluginSetup(
         config=config, card=None if model is None else model.card, fetch=fetch_under_rules(config), folder=folder
     )
+    began = time.perf_counter()
     made = await device(plugin, setup)
     if most := getattr(made, "max_batch_items", None):
         config = replace(config, max_batch_items=min(most, config.max_batch_items))
     host = PluginHost(plugin.name, made, config, options.clock)
-    async with (
-        host.running(),
-        run_engine(config, PluginModel(host, model, config), device=device, options=options, memory=memory) as engine,
-    ):
+    served = PluginModel(host, model, config, load_s=time.perf_counter() - began)
+    async with host.running(), run_engine(config, served, device=device, options=options, memory=memory) as engine:
         yield engine
 
 

@@ -11,6 +11,7 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.model import Model
 from staged_pool.runtime.plugins.model import PluginModel
+from staged_pool.runtime.plugins.processor import AsgiApp, Process
 from staged_pool.runtime.plugins.request import PluginRequest
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
 from staged_pool.stages.scheduling.entries import Priority
@@ -112,6 +113,16 @@ class PluginApi(ABC):
                 tenant=tenant,
                 answer=answer,
             )
+
+    def plugin_app(self, process: Process) -> AsgiApp | None:
+        """Return the application for the routes of this engine's own plugin; None if it has none.
+
+        Args:
+            process: See `Processor.routes`.
+        """
+        make = getattr(self._model.host.plugin, "routes", None) if isinstance(self._model, PluginModel) else None
+        app: AsgiApp | None = None if make is None else make(process)
+        return app
 
     def engine_of(self, plugin: str | None) -> PluginApi:
         """Return the engine of a plugin.

@@ -68,15 +68,16 @@ class PluginModel:
         host: Host of the plugin.
         base: The served model, which runs the forward if the plugin has none. None: there is none.
         config: Settings of the engine.
+        load_s: Seconds in which the plugin was made.
 
     Raises:
         ConfigError: There is neither a forward nor a model, or the model lacks an output.
     """
 
-    def __init__(self, host: PluginHost, base: Model | None, config: EngineConfig) -> None:
+    def __init__(self, host: PluginHost, base: Model | None, config: EngineConfig, *, load_s: float = 0.0) -> None:
         self.host = host
         self._base = None if host.runs_forward else base
-        self.card = _card(host, base, config)
+        self.card = replace(_card(host, base, config), load_s=load_s)
 
     def plan(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """Plan a request of the plugin.

@@ -19,6 +19,7 @@ from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
+from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.routes import Routes
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
@@ -40,7 +41,7 @@ WITH_KEY = {"authorization": f"Bearer {KEY}"}
 
 def every_route() -> list[tuple[str, str]]:
     registry = EngineRegistry()
-    table = Routes(registry, ServerMetrics(registry.statistics, ServerState())).table()
+    table = Routes(registry, ServerMetrics(registry.statistics, ServerState()), PluginRoutes(registry)).table()
     return [(method, path) for path, handlers in table.items() for method in handlers]
 
 

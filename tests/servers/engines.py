@@ -10,15 +10,17 @@ from staged_pool.api.http.server import OpenEngines
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engines
+from staged_pool.runtime.engine.open_plugins import run_plugin
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Model
+from staged_pool.runtime.plugins.processor import PluginClass, Processor, name_of
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.stage import StageOptions
 
-Given: TypeAlias = Model | EngineConfig
-"""A model that the test holds, or the settings of one that is loaded."""
+Given: TypeAlias = Model | EngineConfig | Processor
+"""A model that the test holds, settings of one to load, or a plugin."""
 
 
 @asynccontextmanager
@@ -50,15 +52,50 @@ async def engine_on(
         )
 
 
-def engines_on(*models: Model, options: StageOptions | None = None, fetch: Fetch = reject_fetch) -> OpenEngines:
-    """Return a function that opens an engine on each model, with the same settings."""
+@asynccontextmanager
+async def engine_of_plugin(
+    plugin: Processor,
+    model: Model | None = None,
+    config: EngineConfig | None = None,
+    memory: MemoryGovernor | None = None,
+    *,
+    options: StageOptions | None = None,
+) -> AsyncIterator[Engine]:
+    """Run a real engine on a plugin, with a device thread. Its name is that of its class."""
+    config = config or EngineConfig()
+    name = name_of(plugin)
+    async with (
+        DeviceThreads(f"test device of {name}", watchdog_s=config.watchdog_s).running(1) as device,
+        run_plugin(
+            PluginClass(name, lambda: plugin), config, model, device=device, options=options, memory=memory
+        ) as engine,
+    ):
+        engine.plugins = {name: engine}
+        yield engine
+
+
+def engines_on(
+    *models: Model | Processor, options: StageOptions | None = None, fetch: Fetch = reject_fetch
+) -> OpenEngines:
+    """Return a function that opens an engine on each model and plugin.
+
+    All have the same settings. A plugin stands beside the first model.
+    """
 
     @asynccontextmanager
     async def open_(configs: Sequence[EngineConfig], memory: MemoryGovernor) -> AsyncIterator[Mapping[str, Engine]]:
         (config,) = configs
         async with AsyncExitStack() as stack:
-            opened = [engine_on(model, config, memory, options=options, fetch=fetch) for model in models]
+            base = next((model for model in models if not isinstance(model, Processor)), None)
+            opened = [
+                engine_of_plugin(model, base, config, memory, options=options)
+                if isinstance(model, Processor)
+                else engine_on(model, config, memory, options=options, fetch=fetch)
+                for model in models
+            ]
             engines = [await stack.enter_async_context(each) for each in opened]
+            for engine in engines:
+                engine.plugins = {each.card.name: each for each in engines if each.card.is_plugin}
             yield {engine.card.name: engine for engine in engines}
 
     return open_

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.dialects.plugin import PLUGIN_TASK
 from staged_pool.api.wire.dialects.pooling import NAMES
 from staged_pool.api.wire.dialects.score_fields import PAIRS
 from staged_pool.api.wire.exchange import Body
@@ -36,6 +37,8 @@ def candidates(body: Body) -> tuple[str, ...]:
     if (path := _path_of_task(fields.get("task"))) is not None:
         return (path,)
     found: list[str] = []
+    if "data" in names:
+        found.append("/pooling")
     if names & {"input", "messages"}:
         found += ["/v1/embeddings", "/classify"]
     if "query" in names:
@@ -92,4 +95,4 @@ def _path_of_task(raw: msgspec.Raw | None) -> str | None:
         return "/pooling"
     if not isinstance(task, str):
         return None
-    return "/pooling" if task in NAMES else _TASK_PATHS.get(task)
+    return "/pooling" if task in NAMES or task == PLUGIN_TASK else _TASK_PATHS.get(task)

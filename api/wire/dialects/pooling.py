@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -16,7 +16,7 @@ from staged_pool.api.wire.encodings import INTEGERS, Encoding
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import vllm_words
-from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.fields import ANY_JSON, Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest
@@ -44,13 +44,17 @@ class PoolingBody(EncodingFields, kw_only=True):
     """Body of `/pooling`; fields that are not named here are ignored."""
 
     task: str | list[str] | None = None
-    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`.
+    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`; `plugin` for `data`.
 
     `score` of a cross-encoder is `classify`. None: the first task that the model has. A list: several embedding tasks,
     with an entry for each under its name.
     """
     dimensions: Dimensions | None = None
     use_activation: bool | None = None
+    data: Annotated[Any, msgspec.Meta(extra_json_schema=ANY_JSON)] = None
+    """Data for a plugin, instead of inputs: any JSON value that the plugin takes."""
+    plugin: str | None = None
+    """Name of the plugin, if several are served."""
     prompt_name: str | None = None
     """Prompt of embedding tasks, as for `/v1/embeddings`."""
     prompt: str | None = None
@@ -85,7 +89,7 @@ def narrowed(body: Body) -> Narrowed:
         raise _unsupported(unknown[0], [*dict.fromkeys(POOLING_TASKS.values()), _SCORE])
     labels = wanted == {POOLING_TASKS[Output.LABELS]}
     return Narrowed(
-        able=lambda card: wanted <= _able(card).keys(),
+        able=lambda card: not card.is_plugin and wanted <= _able(card).keys(),
         meant=lambda card: not labels or card.scoring is None,
     )
 
@@ -93,6 +97,8 @@ def narrowed(body: Body) -> Narrowed:
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
     """See `Read`."""
     fields = json_decode.decode(_BODY, body)
+    if card.is_plugin:
+        raise field_error("data", f"this field is required: `{card.name}` is a plugin, and takes data of its own")
     asked = _asked(fields.task, card)
     tasks = tuple(asked)
     if len(tasks) > 1 and not _OF_EMBED.issuperset(asked.values()):

@@ -17,6 +17,7 @@ from staged_pool.api.app.dialects import TEI_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
+from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.routes import Routes
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
@@ -62,7 +63,7 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 def test_every_route_is_described_and_nothing_else_is() -> None:
     registry = EngineRegistry()
-    table = Routes(registry, ServerMetrics(registry.statistics, ServerState())).table()
+    table = Routes(registry, ServerMetrics(registry.statistics, ServerState()), PluginRoutes(registry)).table()
     assert {path: set(methods) for path, methods in OPERATIONS.items()} == {
         path: set(handlers) for path, handlers in table.items()
     }

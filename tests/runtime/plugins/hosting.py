@@ -1,33 +1,16 @@
-"""Engines of plugins, and a plugin that records its hooks."""
+"""Plugins that record their hooks, and the state of their engines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.open_plugins import run_plugin
-from staged_pool.runtime.model import Model
-from staged_pool.runtime.plugins.processor import PluginClass, PluginContext, PluginLike, Processor
+from staged_pool.runtime.plugins.processor import PluginContext, Processor
 from staged_pool.runtime.statistics import PluginStatistics
-from staged_pool.runtime.threads.device import DeviceThreads
-
-
-@asynccontextmanager
-async def engine_of(plugin: PluginLike, model: Model | None = None, **settings: Any) -> AsyncIterator[Engine]:
-    """Run the engine of a plugin, with real threads."""
-    config = EngineConfig(**settings)
-    async with (
-        DeviceThreads("test device", watchdog_s=config.watchdog_s).running(1) as device,
-        run_plugin(PluginClass("letters", lambda: plugin), config, model, device=device) as engine,
-    ):
-        engine.plugins = {"letters": engine}
-        yield engine
 
 
 def statistics(engine: Engine) -> PluginStatistics:
@@ -45,11 +28,13 @@ def is_idle(engine: Engine) -> bool:
 
 
 class Letters(Processor):
-    """Splits a text into letters, and joins their codes again. It records its hooks.
+    """Splits a text into letters, whose codes are the output. It records its hooks.
 
     Args:
         at: Called by each hook with its name.
     """
+
+    name = "codes"
 
     def __init__(self, at: Callable[[str], None] = lambda hook: None) -> None:
         self.at = at

@@ -13,6 +13,7 @@ import anyio.lowlevel
 import pytest
 import structlog
 
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.plugins.processor import PluginContext, Processor
 from staged_pool.runtime.requests import Image
@@ -24,7 +25,8 @@ from staged_pool.stages.errors import (
     PluginFailed,
     Unsupported,
 )
-from tests.runtime.plugins.hosting import AwaitedLetters, Elsewhere, Letters, engine_of, is_idle, statistics
+from tests.runtime.plugins.hosting import AwaitedLetters, Elsewhere, Letters, is_idle, statistics
+from tests.servers.engines import engine_of_plugin
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -38,7 +40,7 @@ HOOKS = ["parse", "load", "preprocess", "postprocess"]
 @pytest.mark.parametrize("plugin", [Letters, AwaitedLetters])
 async def test_a_request_passes_the_hooks_in_order(plugin: type[Letters]) -> None:
     letters = plugin()
-    async with engine_of(letters) as engine:
+    async with engine_of_plugin(letters) as engine:
         output = await engine.process({"text": "abc"})
         assert output == {"codes": [97, 98, 99], "hooks": HOOKS}
         await until(lambda: is_idle(engine))
@@ -51,7 +53,7 @@ async def test_a_request_passes_the_hooks_in_order(plugin: type[Letters]) -> Non
 
 async def test_each_request_has_a_state_and_an_id_of_its_own() -> None:
     letters = Letters()
-    async with engine_of(letters, preprocess_limit=4) as engine:
+    async with engine_of_plugin(letters, config=EngineConfig(preprocess_limit=4)) as engine:
         outputs: dict[str, Any] = {}
 
         async def ask(text: str) -> None:
@@ -73,7 +75,7 @@ async def test_plain_hooks_run_in_threads_and_the_forward_on_the_device() -> Non
     def note(hook: str) -> None:
         threads[hook] = threading.current_thread().name
 
-    async with engine_of(Letters(at=note)) as engine:
+    async with engine_of_plugin(Letters(at=note)) as engine:
         await engine.process({"text": "a"})
     assert threads["load"] == loop
     assert loop not in (threads["parse"], threads["preprocess"], threads["postprocess"], threads["forward"])
@@ -83,7 +85,10 @@ async def test_plain_hooks_run_in_threads_and_the_forward_on_the_device() -> Non
 async def test_a_batch_has_inputs_of_several_requests() -> None:
     gate, letters = Gate(), Letters()
     letters.at = lambda hook: gate() if hook == "forward" and len(letters.batches) == 1 else None
-    async with engine_of(letters, preprocess_limit=8) as engine, anyio.create_task_group() as tasks:
+    async with (
+        engine_of_plugin(letters, config=EngineConfig(preprocess_limit=8)) as engine,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(engine.process, {"text": "x"})
         await gate.arrived()
         for text in ("ab", "cd", "ef"):
@@ -110,7 +115,10 @@ async def test_plain_hooks_keep_to_the_preprocess_limit() -> None:
         with lock:
             running.pop()
 
-    async with engine_of(Letters(at=count), preprocess_limit=2) as engine, anyio.create_task_group() as tasks:
+    async with (
+        engine_of_plugin(Letters(at=count), config=EngineConfig(preprocess_limit=2)) as engine,
+        anyio.create_task_group() as tasks,
+    ):
         for _ in range(12):
             tasks.start_soon(engine.process, {"text": "a"})
     assert most == [2]
@@ -118,7 +126,7 @@ async def test_plain_hooks_keep_to_the_preprocess_limit() -> None:
 
 async def test_awaited_loads_keep_to_the_media_limit_and_hold_no_thread() -> None:
     letters = AwaitedLetters(waits_in="load")
-    async with engine_of(letters, preprocess_limit=1, media_limit=3) as engine:
+    async with engine_of_plugin(letters, config=EngineConfig(preprocess_limit=1, media_limit=3)) as engine:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(engine.process, {"text": "a"})
@@ -132,7 +140,7 @@ async def test_awaited_loads_keep_to_the_media_limit_and_hold_no_thread() -> Non
 
 async def test_a_request_without_model_inputs_has_an_output() -> None:
     letters = Letters()
-    async with engine_of(letters) as engine:
+    async with engine_of_plugin(letters) as engine:
         assert (await engine.process({"text": ""}))["codes"] == []
     assert letters.batches == []
 
@@ -141,7 +149,7 @@ async def test_a_request_without_model_inputs_has_an_output() -> None:
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
 async def test_a_caller_who_leaves_in_an_awaited_hook_is_told_once(hook: str, ends: str) -> None:
     letters = AwaitedLetters(waits_in=hook)
-    async with engine_of(letters) as engine:
+    async with engine_of_plugin(letters) as engine:
         if ends == "deadline":
             with pytest.raises(DeadlineExceeded):
                 await engine.process({"text": "abc"}, timeout_s=0.2)
@@ -163,7 +171,7 @@ async def test_a_caller_who_leaves_in_an_awaited_hook_is_told_once(hook: str, en
 async def test_a_caller_who_leaves_in_a_thread_is_gone_at_once_and_told_when_the_hook_ends(hook: str) -> None:
     gate = Gate()
     letters = Letters(at=lambda name: gate() if name == hook else None)
-    async with engine_of(letters, preprocess_limit=1) as engine:
+    async with engine_of_plugin(letters, config=EngineConfig(preprocess_limit=1)) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.process, {"text": "abc"})
             await gate.arrived()
@@ -199,7 +207,7 @@ async def test_a_hook_in_a_thread_can_ask_if_anybody_waits() -> None:
             return super().preprocess(loaded, context)
 
     asks = Asks()
-    async with engine_of(asks) as engine:
+    async with engine_of_plugin(asks) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.process, {"text": "abc"})
             await gate.arrived()
@@ -218,17 +226,17 @@ async def test_a_hook_that_fails_fails_its_own_request(hook: str, logged: list[s
             raise KeyError("secret")
 
     letters = Letters(at=fail)
-    async with engine_of(letters) as engine:
+    async with engine_of_plugin(letters) as engine:
         with pytest.raises(PluginFailed, match=f"`{hook}`") as caught:
             await engine.process({"text": "abc"})
         assert "secret" not in str(caught.value)
-        assert (caught.value.plugin, caught.value.hook) == ("letters", hook)
+        assert (caught.value.plugin, caught.value.hook) == ("codes", hook)
         await until(lambda: is_idle(engine))
         assert letters.left == []  # an error is no departure
         broken["yes"] = False
         assert (await engine.process({"text": "a"}))["codes"] == [97]
     events = [event for event in logged if event["event"] == "plugin.failed"]
-    assert {(event["plugin"], event["hook"]) for event in events} == {("letters", hook)}
+    assert {(event["plugin"], event["hook"]) for event in events} == {("codes", hook)}
 
 
 async def test_one_bad_input_of_a_batch_fails_alone() -> None:
@@ -244,7 +252,7 @@ async def test_one_bad_input_of_a_batch_fails_alone() -> None:
             return [ord(letter) for letter in batch]
 
     outcomes: dict[str, Any] = {}
-    async with engine_of(Picky(), preprocess_limit=8) as engine:
+    async with engine_of_plugin(Picky(), config=EngineConfig(preprocess_limit=8)) as engine:
 
         async def ask(text: str) -> None:
             try:
@@ -268,7 +276,7 @@ async def test_an_error_of_ours_reaches_the_caller() -> None:
             super().parse({"text": ""}, context)
             raise InvalidInput("bands: 3 are needed, got 2", param="data.bands")
 
-    async with engine_of(Strict()) as engine:
+    async with engine_of_plugin(Strict()) as engine:
         with pytest.raises(InvalidInput, match="3 are needed") as caught:
             await engine.process({})
         assert caught.value.param == "data.bands"
@@ -287,7 +295,7 @@ async def test_preprocess_must_return_a_sequence(returned: object, fault: str) -
         def forward(self, batch: Any) -> Any:
             return batch
 
-    async with engine_of(Wrong()) as engine:
+    async with engine_of_plugin(Wrong()) as engine:
         with pytest.raises(PluginFailed, match=f"returned {fault}, not a sequence"):
             await engine.process({})
 
@@ -297,7 +305,7 @@ async def test_a_forward_must_return_a_row_for_each_input() -> None:
         def forward(self, batch: Sequence[str]) -> Sequence[int]:
             return [0] * (len(batch) + 1)
 
-    async with engine_of(Short()) as engine:
+    async with engine_of_plugin(Short()) as engine:
         with pytest.raises(PluginFailed, match="returned 2 rows for 1 model inputs"):
             await engine.process({"text": "a"})
 
@@ -307,7 +315,7 @@ async def test_a_plain_hook_that_returns_a_coroutine_is_an_error(logged: list[st
         def parse(self, data: Any, context: PluginContext) -> Any:
             return AwaitedLetters().parse(data, context)
 
-    async with engine_of(Hidden()) as engine:
+    async with engine_of_plugin(Hidden()) as engine:
         with pytest.raises(PluginFailed, match="`parse`"):
             await engine.process({"text": "a"})
     (event,) = [event for event in logged if event["event"] == "plugin.failed"]
@@ -323,7 +331,7 @@ async def test_the_served_model_runs_the_forward_of_a_plugin_without_one() -> No
             return [row.values["dense"].tolist() for row in rows]
 
     model = LetterModel()
-    async with engine_of(Words(), model) as engine:
+    async with engine_of_plugin(Words(), model) as engine:
         vectors = await engine.process("two words")
         assert vectors == [expected("two").tolist(), expected("words").tolist()]
         assert await engine.process("") == []
@@ -342,12 +350,12 @@ async def test_a_plugin_may_mix_texts_and_images_of_the_served_model() -> None:
         def postprocess(self, rows: Any, context: PluginContext) -> Any:
             return [row.values["dense"].tolist() for row in rows]
 
-    async with engine_of(Mixed(), LetterModel(BOTH_LANES)) as engine:
+    async with engine_of_plugin(Mixed(), LetterModel(BOTH_LANES)) as engine:
         assert await engine.process({}) == [expected(text).tolist() for text in ("text", "image", "more")]
 
 
 async def test_an_engine_of_a_plugin_does_no_task_of_models() -> None:
-    async with engine_of(Letters(), LetterModel()) as engine:
+    async with engine_of_plugin(Letters(), LetterModel()) as engine:
         with pytest.raises(Unsupported, match="plugin"):
             await engine.embed("a")
         with pytest.raises(Unsupported, match="tokenizer"):
@@ -355,10 +363,10 @@ async def test_an_engine_of_a_plugin_does_no_task_of_models() -> None:
 
 
 async def test_data_of_unknown_plugins_is_rejected_by_name() -> None:
-    async with engine_of(Letters()) as engine:
-        with pytest.raises(InvalidInput, match="no plugin 'words'; name one of letters"):
+    async with engine_of_plugin(Letters()) as engine:
+        with pytest.raises(InvalidInput, match="no plugin 'words'; name one of codes"):
             await engine.process({}, plugin="words")
-        engine.plugins = {"letters": engine, "words": engine}
+        engine.plugins = {"codes": engine, "words": engine}
         with pytest.raises(InvalidInput, match="several plugins"):
             await engine.process({})
         engine.plugins = {}
@@ -367,14 +375,14 @@ async def test_data_of_unknown_plugins_is_rejected_by_name() -> None:
 
 
 async def test_hooks_of_a_process_have_the_state_of_their_request() -> None:
-    async with engine_of(Elsewhere(), preprocess_limit=2) as engine:
+    async with engine_of_plugin(Elsewhere(), config=EngineConfig(preprocess_limit=2)) as engine:
         output = await engine.process("a")
         assert (output["rows"], output["seen"]) == (["a"], "a")
         assert output["process"] != os.getpid()
 
 
 async def test_a_hook_in_a_process_ends_with_its_caller() -> None:
-    async with engine_of(Elsewhere(), preprocess_limit=1) as engine:
+    async with engine_of_plugin(Elsewhere(), config=EngineConfig(preprocess_limit=1)) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.process, "wait")
             await until(lambda: statistics(engine).running["preprocess"] == 1)
@@ -394,7 +402,7 @@ async def test_a_stopped_engine_tells_the_plugin() -> None:
             failures.append(error)
 
     async with anyio.create_task_group() as tasks:
-        async with engine_of(letters, drain_timeout_s=0.0) as engine:
+        async with engine_of_plugin(letters, config=EngineConfig(drain_timeout_s=0.0)) as engine:
             tasks.start_soon(ask, engine)
             await until(lambda: letters.waiting == 1)
     assert len(failures) == 1
@@ -408,7 +416,7 @@ async def test_a_cancelled_hook_that_hangs_keeps_nobody(logged: list[structlog.t
             await anyio.sleep_forever()
 
     letters = Hangs(waits_in="load")
-    async with engine_of(letters) as engine:
+    async with engine_of_plugin(letters) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.process, {"text": "a"})
             await until(lambda: letters.waiting == 1)

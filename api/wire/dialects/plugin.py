@@ -1,0 +1,93 @@
+"""Data of plugins in `/pooling`, as for vLLM's plugins: any JSON in, any JSON out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.exchange import Body
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.fields import ModelName, RequestId
+from staged_pool.stages.errors import PluginFailed
+
+PLUGIN_TASK: Final = "plugin"
+"""The `task` of a body with data for a plugin. The field `data` alone means it, too."""
+
+_HINT: Final = (b'"data"', b'"plugin"')
+
+
+class _Choice(msgspec.Struct):
+    data: msgspec.Raw = msgspec.Raw()
+    task: Any = None
+    model: ModelName | None = None
+    plugin: str | None = None
+    request_id: RequestId | None = None
+
+
+class PluginChoice(msgspec.Struct, frozen=True):
+    """The fields of a body that choose a plugin."""
+
+    model: str | None
+    """Name of a model or of a plugin."""
+    plugin: str | None
+    """Name of a plugin."""
+    request_id: str | None
+    """Id for the answer, by the client."""
+
+
+class _Data(msgspec.Struct):
+    data: Any
+
+
+_CHOICE: Final = msgspec.json.Decoder(_Choice)
+_DATA: Final = msgspec.json.Decoder(_Data)
+
+
+def may_have_data(body: Body) -> bool:
+    """Return True if a body may have data for a plugin. It is a quick look, for bodies of any size."""
+    return any(hint in body for hint in _HINT)
+
+
+def choice_of(body: Body) -> PluginChoice | None:
+    """Return the fields that choose a plugin; None if the body has no data for one.
+
+    Raises:
+        InvalidInput: The body is not JSON, or its task is `plugin` and its data is missing.
+    """
+    fields = json_decode.decode(_CHOICE, body)
+    has_data = bytes(fields.data) not in (b"", b"null")
+    if fields.task not in (None, PLUGIN_TASK) or not (has_data or fields.task == PLUGIN_TASK):
+        return None
+    if not has_data:
+        raise field_error("data", "this field is required for the task 'plugin': any JSON value that the plugin takes")
+    return PluginChoice(fields.model, fields.plugin, fields.request_id)
+
+
+def read_data(body: Body) -> object:
+    """Return the data of a body."""
+    return json_decode.decode(_DATA, body).data
+
+
+def encode_output(output: object, *, plugin: str, request_id: str) -> bytes:
+    """Write the answer.
+
+    Args:
+        output: Output of the plugin. Arrays become lists; models of pydantic are dumped.
+        plugin: Name of the plugin, for errors.
+        request_id: Id of the answer.
+
+    Raises:
+        PluginFailed: The output is no JSON.
+    """
+    dumped = getattr(output, "model_dump", None)
+    data = dumped(mode="json") if callable(dumped) else output
+    try:
+        return dump({"request_id": request_id, "created_at": int(time.time()), "data": data})
+    except orjson.JSONEncodeError as error:
+        message = f"the output of the plugin `{plugin}` is no JSON: {error}"
+        raise PluginFailed(message, plugin=plugin, hook="postprocess") from None
