@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perf.commands import cost_commands, load_commands, peers_command  # noqa: F401  # they register their commands
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.cost import answers, coldstart, memory, overhead, preprocess
+from perf.cost import answers, coldstart, memory, overhead, pool, preprocess
 from perf.tools.servers import Options
 from perf.under_load import fanout, images, liveness, liveness_images, overload, throughput
 
@@ -29,6 +29,7 @@ def all_commands(
     overload.run(options, shape=overload.DEFAULT_SHAPE, seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
+    pool.run(options, rounds=6, texts=1000, streamed=20_000)
     of_images = replace(options, model=None)  # one that is named is a model of texts
     preprocess.run(options, rounds=2, seconds=0.4)
     images.run(of_images, size="1080p", rounds=4, seconds=5.0)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.cost import answers, coldstart, cores, front, memory, overhead, parsing, preprocess
+from perf.cost import answers, coldstart, cores, front, memory, overhead, parsing, pool, preprocess
 from perf.tools.servers import Options
 
 
@@ -60,6 +60,22 @@ def memory_command(
 ) -> None:
     """Growth of the server's memory over ten thousand requests."""
     memory.run(Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend), requests=requests)
+
+
+@main.command("pool")
+def pool_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; each has every contender once.")] = 12,
+    texts: Annotated[int, typer.Option(min=100, help="Texts of one call.")] = 1000,
+    streamed: Annotated[int, typer.Option(min=1000, help="Texts of the stream.")] = 100_000,
+) -> None:
+    """Cost of a Pool beside its engine, memory of a stream, and encode beside sentence-transformers."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    pool.run(options, rounds=rounds, texts=texts, streamed=streamed)
 
 
 @main.command("coldstart")

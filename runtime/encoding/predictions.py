@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,13 @@ from staged_pool.runtime.tasks.classify import activated
 from staged_pool.stages.errors import InvalidArgument, Unsupported
 
 
-class RankedDocument(TypedDict, total=False):
+class RankedDocument(TypedDict):
     """One document of `rank`."""
 
     corpus_id: int
+    """Its index in the call."""
     score: float
-    text: str
+    text: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,10 @@ def ranked(
     """Sort documents by their scores, the best first; equal ones keep their order."""
     order = np.argsort(-scores, kind="stable")[:top_k].tolist()
     values = scores.tolist()
-    return [
-        {"corpus_id": place, "score": values[place], **({"text": documents[place]} if return_documents else {})}
-        for place in order
-    ]
+    found: list[RankedDocument] = [{"corpus_id": place, "score": values[place]} for place in order]
+    for ranked_document in found if return_documents else ():
+        ranked_document["text"] = documents[ranked_document["corpus_id"]]
+    return found
 
 
 def _prompt(card: ModelCard, chosen: PredictOptions) -> str | None:

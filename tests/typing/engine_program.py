@@ -1,13 +1,14 @@
-"""Checked by mypy, never run: the types that users of the library see."""
+"""A program with an engine, checked and never run."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 import staged_pool
 
@@ -38,29 +39,10 @@ async def program() -> AsyncIterator[None]:
             return result.embeddings.tobytes()
 
         assert_type(await running.submit(lambda: request, encode), bytes)
+        assert_type(await running.encode(["a", "b"], batch_size=64, normalize_embeddings=True), NDArray[Any])
+        assert_type(await running.encode_query("a", convert_to_tensor=True), Tensor)
+        assert_type(await running.encode_document(["a"], convert_to_numpy=False), list[Tensor])
+        await running.encode(["a"], precision="int4")  # type: ignore[call-overload]
+        await running.predict([("a", "b")], convert_to_tensor=True)
+        assert_type((await running.rank("a", ["b"], top_k=1))[0]["score"], float)
     yield
-
-
-def blocking_program() -> None:
-    with staged_pool.Client("http://127.0.0.1:8000", retry=staged_pool.RetryPolicy(retries=1)) as client:
-        assert_type(client, staged_pool.Client)
-        assert_type(client.embed("a", outputs=["dense", "sparse"]), staged_pool.EmbedResult)
-        client.embed("a", output="dense")  # type: ignore[call-arg]
-        client.embed("a", dimensions="8")  # type: ignore[arg-type]
-        assert_type(client.rerank("query", ["a"]).ranking, tuple[staged_pool.Ranked, ...])
-        with client.embed_stream(["a", "b"], timeout_s=1.0) as stream:
-            for index, vector in stream:
-                assert_type(index, int)
-                assert_type(vector, NDArray[np.float32])
-            assert_type(stream.usage, staged_pool.Usage | None)
-
-
-async def asking_program() -> None:
-    async with staged_pool.AsyncClient(unix_socket="/run/pool", api_key="key") as client:
-        assert_type(client, staged_pool.AsyncClient)
-        assert_type(await client.score(["a"], ["b"]), staged_pool.ScoreResult)
-        await client.classify("a", labels=3)  # type: ignore[call-arg]
-        assert_type(await client.classify([("a", "b")]), staged_pool.ClassifyResult)
-        async with client.embed_stream(["a", "b"]) as stream:
-            async for _, vector in stream:
-                assert_type(vector, NDArray[np.float32])
