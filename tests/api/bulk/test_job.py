@@ -216,8 +216,11 @@ async def test_a_part_that_was_changed_is_an_error(tmp_path: Path) -> None:
 async def test_a_changed_input_is_an_error(tmp_path: Path) -> None:
     await write_lines(tmp_path / "in.jsonl", [request("1"), request("2")])
     stop = anyio.Event()
-    stop.set()
-    await run(tmp_path, EchoWork(), stop=stop, model="a")
+
+    async def before(line: BatchLine) -> None:
+        stop.set()
+
+    await run(tmp_path, EchoWork(before), window=Window(lines=1), stop=stop, model="a")
     with pytest.raises(ConfigError, match="another job: model was 'a' and is 'b'"):
         await run(tmp_path, EchoWork(), existing="resume", model="b")
     await write_lines(tmp_path / "in.jsonl", [request("1")])
@@ -225,6 +228,15 @@ async def test_a_changed_input_is_an_error(tmp_path: Path) -> None:
         await run(tmp_path, EchoWork(), existing="resume", model="a")
     summary = await run(tmp_path, EchoWork(), existing="overwrite", model="b")
     assert summary.completed == 1
+
+
+async def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
+    await write_lines(tmp_path / "in.jsonl", [request("1")])
+    stop = anyio.Event()
+    stop.set()
+    summary = await run(tmp_path, EchoWork(), errors=True, stop=stop)
+    assert (summary.completed, summary.finished) == (0, False)
+    assert await names(tmp_path) == ["in.jsonl"]
 
 
 async def test_an_output_that_exists_is_an_error(tmp_path: Path) -> None:
