@@ -31,6 +31,7 @@ from staged_pool.runtime.threads.core_limiter import CoreLimiter
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
 
@@ -147,7 +148,7 @@ async def _all_running(
     first = _agreed(configs)
     for config in configs:
         check_folder(config.allow_media_path)
-    served = _with_plugins(configs, plugins)
+    served = await anyio.to_thread.run_sync(_with_plugins, configs, plugins)  # reads the metadata of all packages
     _check_names([config.served_name for config in configs if config.served_name])  # loading may take minutes
     options, governor = StageOptions(), memory or governor_for(first)
     async with (
@@ -253,10 +254,11 @@ def governor_for(config: EngineConfig) -> MemoryGovernor:
 
 @asynccontextmanager
 async def _watched(governor: MemoryGovernor) -> AsyncIterator[None]:
-    async with anyio.create_task_group() as watching:
-        watching.start_soon(governor.watch)
-        yield
-        watching.cancel_scope.cancel()
+    with single_errors():
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(governor.watch)
+            yield
+            watching.cancel_scope.cancel()
 
 
 def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:

@@ -19,6 +19,7 @@ from staged_pool.runtime.plugins.places import HookPlaces
 from staged_pool.runtime.plugins.processor import PluginContext, PluginLike
 from staged_pool.runtime.statistics import PluginStatistics
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, StagedPoolError
+from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import ThreadOffload
@@ -73,11 +74,12 @@ class PluginHost:
         """Host the plugin for a block, inside of which its engine runs. At its end the plugin is closed."""
         awaits = any(hook.kind == "awaited" for hook in self.places.hooks.values())
         try:
-            async with (
-                self.places.watch.running() if awaits else nullcontext(),
-                anyio.create_task_group() as self._tasks,
-            ):
-                yield
+            with single_errors():
+                async with (
+                    self.places.watch.running() if awaits else nullcontext(),
+                    anyio.create_task_group() as self._tasks,
+                ):
+                    yield
         finally:
             await self._close()
 

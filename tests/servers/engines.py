@@ -15,7 +15,7 @@ from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Model
-from staged_pool.runtime.plugins.processor import PluginClass, Processor, name_of
+from staged_pool.runtime.plugins.processor import PluginClass, PluginLike, Processor, name_of
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.stage import StageOptions
 
@@ -54,7 +54,7 @@ async def engine_on(
 
 @asynccontextmanager
 async def engine_of_plugin(
-    plugin: Processor,
+    plugin: PluginLike,
     model: Model | None = None,
     config: EngineConfig | None = None,
     memory: MemoryGovernor | None = None,
