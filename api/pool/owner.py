@@ -59,9 +59,9 @@ class EngineOwner:
         return self
 
     def close(self) -> None:
-        """Finish the calls of other threads, within `drain_timeout_s`, and free threads and memory.
+        """Finish the requests in flight, within `drain_timeout_s`, and free threads and memory.
 
-        Later calls raise `EngineStopped`.
+        Later calls raise `EngineStopped`, and so does a long call of another thread that has requests to make yet.
         """
         self._close(drain=True)
 
