@@ -19,6 +19,7 @@ from perf.under_load import (
     liveness_images,
     mixed,
     overload,
+    plugins,
     soak,
     throughput,
 )
@@ -48,6 +49,17 @@ def liveness_command(
         liveness_images.run(options, rounds=rounds, seconds=seconds, clients=clients or 300)
     else:
         liveness.run(options, rounds=rounds, seconds=seconds, clients=clients or 64)
+
+
+@main.command("plugins")
+def plugins_command(
+    *,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in which all kinds of hooks alternate.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of health checks beside each hook, in a round.")] = 4.0,
+) -> None:
+    """Hooks of plugins that wait, and /health beside hooks that compute."""
+    plugins.run(Options(backend=backend), rounds=rounds, seconds=seconds)
 
 
 @main.command("uploads")
