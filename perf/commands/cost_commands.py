@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.cost import answers, coldstart, cores, front, memory, overhead, parsing, pool, preprocess
+from perf.cost import answers, bulk, coldstart, cores, front, memory, overhead, parsing, pool, preprocess
 from perf.tools.servers import Options
 
 
@@ -125,3 +125,19 @@ def answers_command(
 ) -> None:
     """Lag of the event loop while a thread encodes 2,048 vectors of 1,024 values."""
     answers.run(backend=backend, rounds=rounds)
+
+
+@main.command("bulk")
+def bulk_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; each has the bare loop and a job.")] = 5,
+    texts: Annotated[int, typer.Option(min=100, help="Texts of one job.")] = 8000,
+    lines: Annotated[int, typer.Option(min=20_000, help="Lines of the long file.")] = 1_000_000,
+) -> None:
+    """Rate of run-batch beside the bare model, and its memory by the length of the file."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    bulk.run(options, rounds=rounds, texts=texts, lines=lines)
