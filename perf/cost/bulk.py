@@ -1,4 +1,4 @@
-"""Rate of a job of texts beside the bare model on the same texts, and its memory by the length of the file."""
+"""Rate of a job of texts beside the bare model, and its memory by lines."""
 
 from __future__ import annotations
 
