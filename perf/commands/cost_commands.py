@@ -138,6 +138,6 @@ def bulk_command(
     texts: Annotated[int, typer.Option(min=100, help="Texts of one job.")] = 8000,
     lines: Annotated[int, typer.Option(min=20_000, help="Lines of the long file.")] = 1_000_000,
 ) -> None:
-    """Rate of run-batch beside the bare model, and its memory by the length of the file."""
+    """Rate of run-batch beside the bare model, and its memory."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     bulk.run(options, rounds=rounds, texts=texts, lines=lines)
