@@ -26,7 +26,7 @@ from staged_pool.stages.errors import ConfigError
 Existing: TypeAlias = Literal["reject", "resume", "overwrite"]
 """Treatment of what an earlier run has left: an error, go on, or begin anew."""
 
-TEXT_WINDOW: Final = Window(lines=4096, group_lines=64, group_size=32 * 2**10)
+TEXT_WINDOW: Final = Window(lines=2048, group_lines=64, group_size=32 * 2**10)
 """Window for texts, many of which share a request."""
 
 BATCH_WINDOW: Final = Window(lines=1024)
