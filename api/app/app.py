@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -53,18 +53,23 @@ class Application:
         registry: The engines.
         server_state: State of the HTTP server, for limits and metrics.
         config: Keys, logging, and truncation on the routes of text-embeddings-inference.
+        pipelines: Names of the pipelines; the registry has them once their models are loaded.
     """
 
     def __init__(
-        self, registry: EngineRegistry, server_state: ServerState | None = None, config: ServerConfig | None = None
+        self,
+        registry: EngineRegistry,
+        server_state: ServerState | None = None,
+        config: ServerConfig | None = None,
+        pipelines: Sequence[str] = (),
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
         self._server_state = server_state = server_state or ServerState()
-        self._metrics = ServerMetrics(registry.statistics, server_state)
+        self._metrics = ServerMetrics(registry.statistics, server_state, registry.pipeline_statistics)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
-        resources = Routes(registry, self._metrics, self._plugins, self._config).table()
+        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path

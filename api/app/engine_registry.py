@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.pipelines.pipeline import Pipeline
+from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics
 from staged_pool.stages.errors import EngineStopped, UnknownModel, shortened
 
@@ -26,12 +28,15 @@ class EngineRegistry:
         """All engines, including those that accept no requests; empty until they are loaded."""
         self.limits = _limits([EngineConfig()])
         """Largest limits of all models: the model of a request is not known before its body is read."""
+        self.pipelines: Mapping[str, Pipeline] = {}
+        """Pipelines on these engines, by name; empty until they are loaded."""
         self._closed_for = "loading the model"
         self.leaving = False
         """True once the server drains: clients should open new connections elsewhere."""
 
-    def open(self, *engines: Engine) -> None:
+    def open(self, *engines: Engine, pipelines: Mapping[str, Pipeline] | None = None) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""
+        self.pipelines = pipelines or {}
         self._engines = {engine.card.name: engine for engine in engines}
         self.engines = engines
         self.limits = _limits([engine.config for engine in engines])
@@ -77,6 +82,16 @@ class EngineRegistry:
             raise EngineStopped(f"The server accepts no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine
 
+    def enter_pipeline(self, name: str) -> Pipeline:
+        """Return a pipeline, for one request.
+
+        Raises:
+            EngineStopped: See `enter`.
+        """
+        if self._closed_for:
+            self.enter()
+        return self.pipelines[name]
+
     def listed(self, name: str | None) -> Sequence[Engine]:
         """Return the engine of the named model, or all engines if the request names none.
 
@@ -99,6 +114,10 @@ class EngineRegistry:
     def statistics(self) -> Mapping[str, EngineStatistics]:
         """Return a snapshot of each engine by its model's name; empty until they are loaded."""
         return {name: engine.statistics() for name, engine in self._engines.items()}
+
+    def pipeline_statistics(self) -> Mapping[str, PipelineStatistics]:
+        """Return a snapshot of each pipeline by its name."""
+        return {name: pipeline.statistics() for name, pipeline in self.pipelines.items()}
 
 
 def _limits(configs: Sequence[EngineConfig]) -> BodyLimits:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -12,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from staged_pool.api.app.pipeline_metrics import PipelineCollector, buckets_of
 from staged_pool.api.limits.server_state import ServerState
+from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import (
     AdmissionStatistics,
     DeviceStatistics,
@@ -22,11 +23,9 @@ from staged_pool.runtime.statistics import (
     PriorityStatistics,
     ResultCacheStatistics,
 )
-from staged_pool.stages.meter import BUCKETS_S, Histogram, HistogramSnapshot, StageStatistics
+from staged_pool.stages.meter import Histogram, StageStatistics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()
-
-_BOUNDS: Final = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class ServerMetrics:
@@ -35,11 +34,18 @@ class ServerMetrics:
     Args:
         statistics: Returns a snapshot of each engine by its model's name; empty until they are loaded.
         server_state: State of the HTTP server.
+        pipelines: Returns a snapshot of each pipeline by its name.
     """
 
-    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], server_state: ServerState) -> None:
+    def __init__(
+        self,
+        statistics: Callable[[], Mapping[str, EngineStatistics]],
+        server_state: ServerState,
+        pipelines: Callable[[], Mapping[str, PipelineStatistics]] = dict,
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(statistics))
+        self._registry.register(PipelineCollector(pipelines))
         self._registry.register(_HttpCollector(server_state))
         ProcessCollector(registry=self._registry)
         self._finished = _FinishedRequests()
@@ -75,7 +81,7 @@ class _FinishedRequests(Collector):
         durations = HistogramMetricFamily(name, about, labels=("route",))
         for route, histogram in self.durations.items():
             taken = histogram.snapshot()
-            durations.add_metric((route,), _buckets(taken), taken.sum_s)
+            durations.add_metric((route,), buckets_of(taken), taken.sum_s)
         yield from (requests, durations)
 
     def describe(self) -> Iterable[Metric]:
@@ -137,7 +143,7 @@ class _HttpCollector(Collector):
         yield from (held, most)
         lag = server_state.lag.snapshot()
         late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "Event loop lag in seconds, by sample")
-        late.add_metric((), _buckets(lag), lag.sum_s)
+        late.add_metric((), buckets_of(lag), lag.sum_s)
         yield late
 
     def describe(self) -> Iterable[Metric]:
@@ -186,8 +192,8 @@ def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
         crashes.add_metric(name, stage.crashes)
         for cause, count in stage.dropped.items():
             dropped.add_metric((stage.name, cause), count)
-        wait.add_metric(name, _buckets(stage.wait), stage.wait.sum_s)
-        service.add_metric(name, _buckets(stage.service), stage.service.sum_s)
+        wait.add_metric(name, buckets_of(stage.wait), stage.wait.sum_s)
+        service.add_metric(name, buckets_of(stage.service), stage.service.sum_s)
     yield from (waiting, busy, workers, items, crashes, dropped, wait, service)
 
 
@@ -245,7 +251,7 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
         gate.add_metric((name,), priority.waiting_requests)
         items.add_metric((name,), priority.waiting_items)
         tokens.add_metric((name,), priority.waiting_tokens)
-        wait.add_metric((name,), _buckets(priority.wait), priority.wait.sum_s)
+        wait.add_metric((name,), buckets_of(priority.wait), priority.wait.sum_s)
     yield from (requests, gate, items, tokens, wait)
 
 
@@ -276,7 +282,7 @@ def _plugin_families(plugin: PluginStatistics) -> Iterator[Metric]:
     )
     seconds = HistogramMetricFamily("staged_pool_plugin_hook_seconds", "Seconds of hooks, by name", labels=("hook",))
     for hook, taken in plugin.seconds.items():
-        seconds.add_metric((hook,), _buckets(taken), taken.sum_s)
+        seconds.add_metric((hook,), buckets_of(taken), taken.sum_s)
     yield seconds
 
 
@@ -311,7 +317,3 @@ def _counters(name: str, documentation: str, label: str, values: Mapping[str, in
     for key, value in values.items():
         family.add_metric((key,), value)
     return family
-
-
-def _buckets(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
-    return list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))

@@ -19,6 +19,7 @@ from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.openapi.document import document
 from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.openapi.pipelines import PIPELINES, path_of, pipeline_operations
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.dialects import infinity, openai, tei_tokens
 from staged_pool.runtime.engine.engine import Engine
@@ -104,7 +105,11 @@ class OperationRoutes:
 
     async def _stages(self, call: Call) -> Answer:
         self._loaded(call)
-        return Answer(msgspec.json.encode({"models": self._registry.statistics()}))
+        return Answer(
+            msgspec.json.encode(
+                {"models": self._registry.statistics(), "pipelines": self._registry.pipeline_statistics()}
+            )
+        )
 
     async def _flush_cache(self, call: Call) -> Answer:
         for engine in self._loaded(call):
@@ -131,9 +136,10 @@ class OperationRoutes:
         self._registry.enter()  # the routes depend on the models
         cards = [engine.card for engine in self._registry.engines]
         paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
+        paths += [PIPELINES, *map(path_of, self._registry.pipelines)] if self._registry.pipelines else []
         described = paths, call.scope.get("root_path", "")
         if self._described != described:
-            made = partial(document, paths, self._config, described[1])
+            made = partial(document, paths, self._config, described[1], pipeline_operations(self._registry.pipelines))
             self._description = await anyio.to_thread.run_sync(made, limiter=self._readers.limiter)
             self._described = described
         return Answer(self._description)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,6 +13,7 @@ from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import OperationRoutes
 from staged_pool.api.app.pages import HTML, PAGES
+from staged_pool.api.app.pipeline_routes import PipelineRoutes
 from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.task_routes import TaskRoutes
 from staged_pool.api.app.token_routes import TokenRoutes
@@ -33,6 +34,7 @@ class Routes:
         plugins: Answers requests with data for a plugin.
         config: Settings of the server, for its description, and for truncation on the routes of
             text-embeddings-inference.
+        pipelines: Names of the pipelines.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Routes:
         metrics: ServerMetrics,
         plugins: PluginRoutes,
         config: ServerConfig | None = None,
+        pipelines: Sequence[str] = (),
     ) -> None:
         config = config or ServerConfig()
         readers = ThreadOffload(1)
@@ -49,11 +52,12 @@ class Routes:
         self._tokens = TokenRoutes(registry, bodies)
         self._operation = OperationRoutes(registry, metrics, config, readers)
         self._listings = Listings(registry)
+        self._pipelines = PipelineRoutes(registry, bodies, pipelines)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """Return the handlers by path and method."""
         table: dict[str, Mapping[str, Handler]] = {}
-        for part in (self._tasks, self._tokens, self._operation, self._listings):
+        for part in (self._tasks, self._tokens, self._operation, self._listings, self._pipelines):
             table |= part.table()
         for path in PAGES:
             table[path] = {"GET": partial(_page, path), **table.get(path, {})}

@@ -30,6 +30,14 @@ class ProcessConfig:
         default_text="no key is required",
         more="Its keys are added to those of --api-key.",
     )
+    pipeline: tuple[str, ...] = setting(
+        (),
+        "TOML file of a pipeline to serve: repeat the flag for several. docs/pipelines.md has more.",
+        group="Model",
+        basic=True,
+        metavar="FILE",
+        more="Models that its stages name are loaded beside those of --model. If no --model is given, only they are.",
+    )
     log_level: LogLevel = setting(
         "info",
         "Least severe level to log: debug, info, warning or error.",

@@ -6,7 +6,7 @@ The socket listens before the heavy imports, so that an early client waits for a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -19,6 +19,7 @@ from staged_pool.api.commands.given import (
     given_settings,
 )
 from staged_pool.api.commands.options import SettingOption, SettingsCommand, setting_options
+from staged_pool.api.commands.pipeline_models import with_models_of
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.commands.table import CONFIGS
@@ -26,6 +27,9 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import EngineConfig
+
+if TYPE_CHECKING:
+    from staged_pool.runtime.pipelines.file import PipelineFile  # imported when there is one
 
 
 def serve_options() -> list[click.Parameter]:
@@ -64,14 +68,25 @@ def _serve(**_: Any) -> None:
     with errors_in_flag_words():
         given = given_settings(ctx)
         process, server = given.build(ProcessConfig), build_server(given)
-        models = given_models(given, config_file(ctx))
+        pipelines = _read_pipelines(process)
+        models = with_models_of(pipelines, given_models(given, config_file(ctx)))
         engines = build_engines(models)
         # Errors of a single model name its line in the file, also those that loading it finds.
         with (models[0] if len(models) == 1 else given).errors_by_source():
-            _run(process, server, engines)
+            _run(process, server, engines, pipelines)
 
 
-def _run(process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig]) -> None:
+def _read_pipelines(process: ProcessConfig) -> Sequence[PipelineFile]:
+    if not process.pipeline:
+        return ()
+    from staged_pool.runtime.pipelines.file import read_pipelines
+
+    return read_pipelines(process.pipeline)
+
+
+def _run(
+    process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig], pipelines: Sequence[PipelineFile]
+) -> None:
     server_context(server)  # before anything heavy: its files may be wrong
     listener = bind(server.host, server.port) if server.unix_socket is None else bind_unix(server.unix_socket)
     if server.quic_port is not None:
@@ -85,7 +100,7 @@ def _run(process: ProcessConfig, server: ServerConfig, engines: list[EngineConfi
     from staged_pool.api.http.server import serve as run_server
 
     logs.configure(process.log_level, process.log_format)
-    run(process.backend, lambda: run_server(server, engines, listener, quic_listener))
+    run(process.backend, lambda: run_server(server, engines, listener, quic_listener, pipelines))
 
 
 serve: Final = SettingsCommand(
@@ -94,7 +109,8 @@ serve: Final = SettingsCommand(
     params=serve_options(),
     help="""Serve a model over HTTP.
 
-    Routes: POST /v1/embeddings, /pooling, /score, /rerank, /classify, /classify_tokens, /tokenize, /detokenize; GET
-    /v1/models, /version, /health, /ready, /load, /metrics, /stages.
+    Routes: POST /v1/embeddings, /pooling, /score, /rerank, /classify, /classify_tokens, /tokenize, /detokenize,
+    /pipelines/NAME; GET /v1/models, /version, /health, /ready, /load, /metrics, /stages,
+    /pipelines.
     """,
 )

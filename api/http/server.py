@@ -31,6 +31,7 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import governor_for, open_engines
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.log import get_logger
@@ -59,6 +60,7 @@ async def serve(
     models: Sequence[EngineConfig],
     listener: socket.socket,
     quic_listener: socket.socket | None = None,
+    pipelines: Sequence[PipelineFile] = (),
 ) -> None:
     """Run a server until it is told to stop. It handles the signals of the process, and may end the process.
 
@@ -71,13 +73,14 @@ async def serve(
         models: Models to load, at least one; HTTP answers while they load.
         listener: A listening socket, see `bind`; the server closes it.
         quic_listener: A UDP socket for HTTP/3, see `bind_udp`; the server closes it. `config` has the certificate.
+        pipelines: Pipelines to serve, on these models.
 
     Raises:
         ConfigError: A model cannot be loaded as configured.
         DeviceLost: An engine failed while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
-    await Server(config, models, owns_process=True).run(listener, quic_listener)
+    await Server(config, models, owns_process=True, pipelines=pipelines).run(listener, quic_listener)
 
 
 class Server:
@@ -88,6 +91,7 @@ class Server:
         models: Models to load, at least one.
         owns_process: Handle signals, and end the process by force if a shutdown takes too long.
         open_engines: Opens the engines; replaced by a host with models of its own.
+        pipelines: Pipelines to serve, on these models.
 
     Raises:
         ConfigError: A TLS file is missing or wrong.
@@ -100,7 +104,9 @@ class Server:
         *,
         owns_process: bool = False,
         open_engines: OpenEngines = open_engines,
+        pipelines: Sequence[PipelineFile] = (),
     ) -> None:
+        self._pipelines = pipelines
         self.registry = EngineRegistry()
         self.memory = governor_for(models[0])
         self.state = ServerState(self.memory, config.max_connections)
@@ -157,9 +163,14 @@ class Server:
             self._end_process_after(GRACE_S, exit_code=0)
         else:
             self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+            began_at = anyio.current_time()
+            async with anyio.create_task_group() as draining:  # before the engines that they use
+                for pipeline in self.registry.pipelines.values():
+                    draining.start_soon(pipeline.drain, self._drain_timeout_s)
+            left_s = max(0.0, self._drain_timeout_s - (anyio.current_time() - began_at))
             async with anyio.create_task_group() as draining:
                 for engine in engines:
-                    draining.start_soon(engine.drain, self._drain_timeout_s)
+                    draining.start_soon(engine.drain, left_s)
         self._stop_http.set()
 
     async def _run_engine(self) -> None:
@@ -169,7 +180,7 @@ class Server:
                 if self._owns_process:
                     tune_garbage_collector()
                     await anyio.to_thread.run_sync(_release_memory_of_loading)
-                self.registry.open(*engines.values())
+                self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -195,7 +206,9 @@ class Server:
         return "the server failed" if self.registry.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        application = Application(self.registry, self.state, self._config)
+        application = Application(
+            self.registry, self.state, self._config, [pipeline.name for pipeline in self._pipelines]
+        )
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = GeneralPath.before(application, self._config.cors_origins)

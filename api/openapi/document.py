@@ -117,7 +117,12 @@ _FORM: Final[Schema] = {
 }
 
 
-def document(paths: Sequence[str], config: ServerConfig, mount: str = "") -> bytes:
+def document(
+    paths: Sequence[str],
+    config: ServerConfig,
+    mount: str = "",
+    more: Mapping[str, Mapping[str, Operation]] | None = None,
+) -> bytes:
     """Return the document as JSON.
 
     It reads source files, so do not call it on the event loop.
@@ -126,8 +131,10 @@ def document(paths: Sequence[str], config: ServerConfig, mount: str = "") -> byt
         paths: Paths of the routes that the served models have.
         config: API keys, and the prefix that a proxy puts before the paths.
         mount: Prefix that a host puts before the paths, if this server is mounted in it.
+        more: Operations of further routes by path, which depend on the served pipelines.
     """
-    operations = [(path, method, operation) for path in paths for method, operation in OPERATIONS[path].items()]
+    known_paths = {**OPERATIONS, **(more or {})}
+    operations = [(path, method, operation) for path in paths for method, operation in known_paths[path].items()]
     types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
     schemas, named = components(types)
     known = dict(zip(types, schemas, strict=True))

@@ -68,13 +68,7 @@ class Pipeline:
         clock: Callable[[], float] = time.perf_counter,
         offload: Offload | None = None,
     ) -> None:
-        for key, limit in (("window", window), ("max_requests", max_requests)):
-            if type(limit) is not int or limit < 1:
-                raise ConfigError(f"{key} = {limit!r}: must be a whole number of at least 1")
-        texts: dict[str, object] = {"name": name, "items": items}
-        for key, text in texts.items():
-            if not isinstance(text, str) or NAME.fullmatch(text) is None:
-                raise ConfigError(f"{key} = {text!r}: must be a name of letters, digits, _ and -")
+        check_limits(name=name, items=items, window=window, max_requests=max_requests)
         self.name: Final = name
         self.items: Final = items
         self._clock = clock
@@ -227,6 +221,20 @@ class Pipeline:
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Sequence | Iterator | AsyncIterable):
             items = [items]
         return {name: given[name] for name in self._fields}, items
+
+
+def check_limits(*, name: object, items: object, window: object, max_requests: object) -> None:
+    """Check the settings of a pipeline that no stage has.
+
+    Raises:
+        ConfigError: A name is none, or a limit is not a whole number of at least 1.
+    """
+    for key, limit in (("window", window), ("max_requests", max_requests)):
+        if type(limit) is not int or limit < 1:
+            raise ConfigError(f"{key} = {limit!r}: must be a whole number of at least 1")
+    for key, text in (("name", name), ("items", items)):
+        if not isinstance(text, str) or NAME.fullmatch(text) is None:
+            raise ConfigError(f"{key} = {text!r}: must be a name of letters, digits, _ and -")
 
 
 def _segments(stages: Sequence[BuiltStage]) -> Sequence[Sequence[BuiltStage]]:

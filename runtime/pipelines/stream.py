@@ -9,6 +9,7 @@ import anyio
 
 from staged_pool.runtime.pipelines.items import Outcome
 from staged_pool.runtime.pipelines.run import Items, PipelineRun
+from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 
@@ -19,6 +20,8 @@ class ItemStream(AsyncIterator[Outcome]):
     def __init__(self) -> None:
         self._sender, self._receiver = anyio.create_memory_object_stream[Outcome](0)
         self._failure: StagedPoolError | None = None
+        self.usage = Usage(0)
+        """Tokens that the request used; known at the end of the iteration."""
 
     async def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
         """Hand an outcome to the reader, and wait until it is taken."""
@@ -44,6 +47,7 @@ class ItemStream(AsyncIterator[Outcome]):
     async def _fill(self, run: PipelineRun, items: Items) -> None:
         try:
             await run.run(items)
+            self.usage = Usage(run.tokens)
         except StagedPoolError as error:
             self._failure = detached(error)
         finally:

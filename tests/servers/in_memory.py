@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
+from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.stage import StageOptions
 from tests.servers.engines import Given, opening
 from tests.support.model import LetterModel
@@ -24,9 +25,9 @@ from tests.support.model import LetterModel
 class InMemory:
     """An application and its engines, and clients of it."""
 
-    def __init__(self, config: ServerConfig | None = None) -> None:
+    def __init__(self, config: ServerConfig | None = None, pipelines: Sequence[PipelineFile] = ()) -> None:
         self.registry = EngineRegistry()
-        self.application = Application(self.registry, config=config)
+        self.application = Application(self.registry, config=config, pipelines=[file.name for file in pipelines])
 
     @property
     def engine(self) -> Engine:
@@ -51,11 +52,12 @@ async def serving_in_memory(
     engine: EngineConfig | None = None,
     options: StageOptions | None = None,
     fetch: Fetch = reject_fetch,
+    pipelines: Sequence[PipelineFile] = (),
     **config: Any,
 ) -> AsyncIterator[InMemory]:
-    """Run engines behind an application. The arguments are those of `serving`."""
-    served = InMemory(ServerConfig(**config))
+    """Run engines behind an application. The arguments are those of `serving`, and pipelines on the engines."""
+    served = InMemory(ServerConfig(**config), pipelines)
     configs, open_engines = opening(models or (LetterModel(),), engine, options, fetch)
     async with open_engines(configs, MemoryGovernor(UNLIMITED_BYTES)) as engines:
-        served.registry.open(*engines.values())
+        served.registry.open(*engines.values(), pipelines=built_on(engines, pipelines))
         yield served
