@@ -19,8 +19,9 @@ from tests.examples.file_host import HOLDS, FileHost, file_host
 from tests.examples.installed import installed
 from tests.models.tiny import build
 from tests.servers.byte_client import post
-from tests.servers.process import ServerProcess, serve_command
+from tests.servers.process import ROOT, ServerProcess, serve_command
 
+PIPELINE = ROOT / "examples" / "documents" / "pages.toml"
 PAGES = [
     drawn(*TWO_COLUMNS),
     drawn(TITLE, Block((90, 400), figure=(400, 300)), FOOT),
@@ -43,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[ServerProcess]:
     command = serve_command(
         "--model", str(build("siglip", folder / "siglip")), "--dtype", "float32", "--tune", "off",
-        "--plugin", "page_embeddings", "--allow-media-domain", "127.0.0.1", "--allow-media-path", str(folder),
+        "--plugin", "page_embeddings", "--plugin", "page_regions", "--pipeline", str(PIPELINE),
+        "--allow-media-domain", "127.0.0.1", "--allow-media-path", str(folder),
     )  # fmt: skip
     with ServerProcess(command, folder / "log", environment=installed("documents", folder / "site")) as process:
         process.wait_ready()
@@ -52,7 +54,8 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 
 def ask(server: ServerProcess, *pages: str, **data: Any) -> Any:
-    status, body = server.ask("/pooling", {"data": {"pages": pages, **data}, "task": "plugin"})
+    given = {"data": {"pages": pages, **data}, "task": "plugin", "model": "page_embeddings"}
+    status, body = server.ask("/pooling", given)
     assert status == 200, body
     assert set(body) == {"request_id", "created_at", "data"}
     return body["data"]["pages"]
@@ -99,7 +102,7 @@ def test_one_bad_page_leaves_the_others(server: ServerProcess, host: FileHost) -
 
 
 def test_a_wrong_request_gets_a_clear_error(server: ServerProcess) -> None:
-    status, body = server.ask("/pooling", {"data": {"pages": []}})
+    status, body = server.ask("/pooling", {"data": {"pages": []}, "model": "page_embeddings"})
     assert (status, body["error"]["param"]) == (400, "data.pages")
     assert body["error"]["message"] == "data.pages must have 1 to 64 entries, and has 0"
 
@@ -117,9 +120,24 @@ def test_many_requests_at_once_each_get_their_own_pages(server: ServerProcess, h
 
 def test_a_client_who_leaves_ends_its_fetch(server: ServerProcess, host: FileHost) -> None:
     host.files["held.png"] = HOLDS
-    body = json.dumps({"data": {"pages": [host.url("held.png")]}}).encode()
+    body = json.dumps({"data": {"pages": [host.url("held.png")]}, "model": "page_embeddings"}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(post(body, path="/pooling"))
         assert host.is_held.wait(20)
     assert host.was_left.wait(20)
     server.wait_until(lambda: server.ask("/load") == (200, {"server_load": 0}))
+
+
+def test_the_pipeline_of_the_example_gives_the_same_embeddings(server: ServerProcess, host: FileHost) -> None:
+    urls = [host.add(f"page-{index}.png", encoded(page)) for index, page in enumerate(PAGES)]
+    status, body = server.ask("/pipelines/pages", {"data": [urls[0], host.url("missing.png"), *urls[1:]]})
+    assert status == 200, body
+    (error,) = body["errors"]
+    assert (error["index"], error["stage"]) == (1, "regions")
+    assert "answered with status 404" in error["error"]["message"]
+    pages = ask(server, *urls)
+    for index, page in zip((0, 2, 3), pages, strict=True):
+        items = [item["value"] for item in body["items"] if item["index"] == index]
+        assert [item["box"] for item in items] == [region["box"] for region in page["regions"]]
+        expected = [region["embedding"] for region in page["regions"]]
+        assert np.allclose([item["embedding"] for item in items], expected, atol=1e-5)
