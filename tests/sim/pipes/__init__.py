@@ -1,0 +1,1 @@
+"""Worlds of two engines and a pipeline on them, in virtual time."""

@@ -1,0 +1,117 @@
+"""Many random schedules of a pipeline on two engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from staged_pool.runtime.engine.entrance import Entrance
+from staged_pool.runtime.engine.waiting_engine import WaitingEngine
+from staged_pool.runtime.pipelines.run import PipelineRun
+from staged_pool.runtime.pipelines.window import Window
+from tests.sim.clock import BACKENDS, Backend
+from tests.sim.pipes.plan import draw, from_json
+from tests.sim.pipes.running import run_pipes
+from tests.sim.running import collect_garbage, prepared
+from tests.sim.shrink import deviations, shrunk, way
+from tests.sim.world import to_json
+
+BLOCK = 125
+BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 500, BLOCK)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_event_loop() -> None:
+    """Do not watch for blocking calls: the simulator has no sockets, threads or real time."""
+
+
+@pytest.mark.parametrize(("backend", "first"), BLOCKS)
+def test_every_request_has_one_right_outcome_and_nothing_is_left(backend: Backend, first: int) -> None:
+    failed, outcomes = {}, list[str]()
+    with prepared():
+        for seed in range(first, first + BLOCK):
+            simulation = run_pipes(draw(seed), backend)
+            outcomes += simulation.outcomes.values()
+            if simulation.violations:
+                failed[seed] = simulation.violations
+        collect_garbage()
+    assert not failed
+    assert outcomes.count("answered") > len(outcomes) / 4, "these worlds are too hostile to prove anything"
+
+
+def _places_are_not_given_back() -> Any:
+    return mock.patch.object(Window, "leave")
+
+
+def _windows_have_no_limit() -> Any:
+    original = Window.enter
+
+    async def enter(self: Window, *args: Any, **how: Any) -> None:
+        self.limit += 1
+        try:
+            await original(self, *args, **how)
+        finally:
+            self.limit -= 1
+
+    return mock.patch.object(Window, "enter", enter)
+
+
+def _engines_reject_inside() -> Any:
+    return mock.patch.object(WaitingEngine, "submit", lambda self, *args, **how: self._engine.submit(*args, **how))
+
+
+def _a_departure_lets_nobody_in() -> Any:
+    original = Entrance.grant
+    return mock.patch.object(Entrance, "grant", lambda self: original(self) if self.waiting == 1 else None)
+
+
+def _failures_are_forgotten() -> Any:
+    return mock.patch.object(PipelineRun, "fail")
+
+
+def _cancelled_turns_keep_their_place() -> Any:
+    return mock.patch("staged_pool.runtime.pipelines.window.FairQueue.drop")
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        _places_are_not_given_back,
+        _windows_have_no_limit,
+        _engines_reject_inside,
+        _a_departure_lets_nobody_in,
+        _failures_are_forgotten,
+        _cancelled_turns_keep_their_place,
+    ],
+)
+def test_a_planted_bug_is_noticed(bug: Callable[[], Any]) -> None:
+    with prepared(), bug():
+        assert any(run_pipes(draw(seed), BACKENDS[seed % 2]).violations for seed in range(150))
+        collect_garbage()
+
+
+def test_a_failing_world_is_reduced_and_reads_back_from_its_json() -> None:
+    with prepared(), _windows_have_no_limit():
+        world, found = next(
+            (world, simulation.violations)
+            for seed in range(150)
+            for world in [draw(seed)]
+            if (simulation := run_pipes(world, "trio")).violations
+        )
+        given = to_json(world)
+        assert from_json(json.loads(json.dumps(given))) == world
+
+        def fails(candidate: Any) -> bool:
+            try:
+                violations = run_pipes(from_json(candidate), "trio").violations
+            except (TypeError, ValueError, LookupError):
+                return False
+            return bool(violations) and way(violations[0]) == way(found[0])
+
+        small = shrunk(given, fails, most_runs=150)
+        assert deviations(small) < deviations(given)
+        collect_garbage()
