@@ -23,12 +23,23 @@ MODEL_PREFIX: Final = "/m/"
 ONE_MODEL: Final = "/v1/models/{id}"
 """Route of `GET /v1/models/org/name`."""
 
+OBJECT: Final = "staged_pool.object"
+"""Key in a scope: the id of the file or batch that the path names; absent if it names none."""
+
+ONE_FILE: Final = "/v1/files/{id}"
+FILE_CONTENT: Final = "/v1/files/{id}/content"
+ONE_BATCH: Final = "/v1/batches/{id}"
+CANCEL_BATCH: Final = "/v1/batches/{id}/cancel"
+
 MOST_SEGMENTS: Final = 16
 """Maximum number of path segments in the name of a model."""
 
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _SLASHES: Final = re.compile(r"/{2,}")
 _AZURE: Final = re.compile(r"/openai/deployments/(?P<name>[^/]+)(?P<route>/.*)")
+_OBJECT: Final = re.compile(r"(?P<before>/v1/(?:files|batches)/)(?P<id>[^/]+)(?P<after>/content|/cancel|)")
+"""Paths of one file or batch; their ids need no percent escapes."""
+
 _ONE_MODEL: Final = re.compile(r"(?:/v1)?/models/(?P<name>.+)")
 
 
@@ -47,7 +58,7 @@ class Addresses:
         self._root_path = root_path
 
     def place(self, scope: Scope) -> None:
-        """Replace `path` of a scope by its route, and add its model under `MODEL`.
+        """Replace `path` of a scope by its route, and add its `MODEL` and its `OBJECT`.
 
         A path without a route stays as sent, percent escapes included: unescaped, it could bypass the rules of a proxy.
         """
@@ -59,7 +70,16 @@ class Addresses:
             target = target[absolute.end() :] or "/"
         target = below(self._root_path, target)
         route, model = (target, None) if target in self._routes else self._find(target) or (target, None)
+        if route not in self._routes and (found := self._object(target)) is not None:
+            route, scope[OBJECT] = found
         scope["path"], scope[MODEL] = route, model
+
+    def _object(self, target: str) -> tuple[str, str] | None:
+        """Return the route and the id of a path of one file or batch; None if it is no such path."""
+        match = _OBJECT.fullmatch(_SLASHES.sub("/", target).rstrip("/").removeprefix("/openai"))
+        if match is None or (route := f"{match['before']}{{id}}{match['after']}") not in self._routes:
+            return None
+        return route, match["id"]
 
     def _find(self, target: str) -> tuple[str, str | None] | None:
         """Return the route and the model of another spelling of a route; None if there is none."""

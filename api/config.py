@@ -201,6 +201,27 @@ class ServerConfig:
         high=10**6,
         more="It bounds the tasks of clients that open HTTP/2 streams and reset them.",
     )
+    batch_dir: Path | None = setting(
+        None,
+        "Folder for the files and batches of OpenAI's batch API. Without it, /v1/files and /v1/batches are off.",
+        group="Server",
+        metavar="FOLDER",
+        default_text="no files and batches",
+        more="Batches that have not ended go on when the server starts again. One server at a time uses the folder.",
+        completes="dir",
+    )
+    batch_dir_limit_bytes: int = setting(
+        20 * 2**30,
+        "Size of all files in the folder of --batch-dir in MiB. Beyond it, uploads are answered 413.",
+        group="Limits",
+        flag="batch-dir-limit-mb",
+        metavar="MIB",
+        low=2**20,
+        high=2**50,
+        unit=MEBIBYTES,
+        more="A batch whose output has no room fails, with the results so far. A client may have seven times what it "
+        "leaves free.",
+    )
     auto_truncate: bool = setting(
         True,
         "Cut long texts on the routes of text-embeddings-inference, where a request does not say.",

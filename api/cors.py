@@ -9,7 +9,7 @@ from typing import Final
 from staged_pool.api.asgi import App, Scope
 from staged_pool.stages.errors import ConfigError
 
-CORS_METHODS: Final = ("GET", "HEAD", "POST")
+CORS_METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED: Final = (
     "x-request-id", "server-timing", "retry-after", "metadata",
     "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens",

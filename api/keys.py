@@ -25,6 +25,12 @@ OPEN: Final = frozenset(
 TENANT: Final = "staged_pool.tenant"
 """Key in a scope: the tenant of the request."""
 
+OWNER: Final = "staged_pool.owner"
+"""Key in a scope: the owner of what a request stores, which stands for the same key or name as the tenant.
+
+It is too long for two names to have the same one by intent.
+"""
+
 KEY_LIMIT: Final = 4096
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # RFC 9110, section 5.6.2
@@ -44,7 +50,7 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[str] = (), tenant_header: str | None = None) -> None:
-        self._digests = {hashlib.sha256(key.encode()).digest(): _tenant(key.encode()) for key in keys}
+        self._digests = {hashlib.sha256(key.encode()).digest(): _identity(key.encode()) for key in keys}
         self._tenant_header = None if tenant_header is None else tenant_header.lower().encode()
 
     def __bool__(self) -> bool:
@@ -63,7 +69,7 @@ class Keys:
         if self._tenant_header is not None:
             given = [value for name, value in scope["headers"] if name == self._tenant_header]
             if given or TENANT not in scope:
-                scope[TENANT] = _tenant(b", ".join(given))
+                scope[TENANT], scope[OWNER] = _identity(b", ".join(given))
         return None
 
     def _check(self, scope: Scope) -> Problem | None:
@@ -74,18 +80,18 @@ class Keys:
         bearer = _BEARER.fullmatch(given[0]) if given else None
         if len(given) + len(bare) > 1 or (given and bearer is None):
             return Problem(kind=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
-        if (tenant := self._tenant_of(bare[0] if bearer is None else bearer["key"])) is None:
+        if (identity := self._identity_of(bare[0] if bearer is None else bearer["key"])) is None:
             return Problem(kind=status.UNAUTHORIZED, message="The API key is not one of this server's")
-        scope[TENANT] = tenant
+        scope[TENANT], scope[OWNER] = identity
         return None
 
-    def _tenant_of(self, given: bytes) -> str | None:
-        """Return the tenant of a key; None if unknown. It takes the same time for any key."""
+    def _identity_of(self, given: bytes) -> tuple[str, str] | None:
+        """Return the tenant and the owner of a key; None if unknown. It takes the same time for any key."""
         digest = hashlib.sha256(given).digest()
         found = None
-        for known, tenant in self._digests.items():
+        for known, identity in self._digests.items():
             if hmac.compare_digest(digest, known):
-                found = tenant
+                found = identity
         return found
 
 
@@ -126,6 +132,11 @@ def check_tenant_header(name: str) -> None:
     """
     if not _TOKEN.fullmatch(name):
         raise ConfigError(f"tenant_header={name!r}: must be the name of a header, such as X-Tenant")
+
+
+def _identity(name: bytes) -> tuple[str, str]:
+    """Return the tenant and the owner that a key or a name stands for."""
+    return _tenant(name), hashlib.blake2b(name, digest_size=16, person=b"owner").hexdigest()
 
 
 def _tenant(name: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
+from staged_pool.api.app.batch_service import Batches
 from staged_pool.api.app.call import NDJSON, PATH_TAKEN, Answer, Call, Handler, Lines
 from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
@@ -21,6 +22,7 @@ from staged_pool.api.app.pages import HTML, PAGES
 from staged_pool.api.app.plugin_routes import Forwarding, PluginRoutes
 from staged_pool.api.app.routes import PROBE_PATHS, Routes
 from staged_pool.api.app.sampling import Sample
+from staged_pool.api.app.sending_files import send_file
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.cors import CORS_METHODS, is_preflight
@@ -54,6 +56,7 @@ class Application:
         server_state: State of the HTTP server, for limits and metrics.
         config: Keys, logging, and truncation on the routes of text-embeddings-inference.
         pipelines: Names of the pipelines; the registry has them once their models are loaded.
+        batches: Files and batches. None: the server has no routes for them.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Application:
         server_state: ServerState | None = None,
         config: ServerConfig | None = None,
         pipelines: Sequence[str] = (),
+        batches: Batches | None = None,
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
@@ -69,7 +73,7 @@ class Application:
         self._metrics = ServerMetrics(registry.statistics, server_state, registry.pipeline_statistics)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
-        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines).table()
+        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines, batches=batches).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
@@ -136,6 +140,10 @@ class Application:
                     return
                 memory.encoded(sum(map(len, answer.pieces)))
                 headers = self._headers(call, answer, time.perf_counter() - started)
+                if answer.file is not None:
+                    await send_file(answer, headers, scope, send)
+                    outcome = answer
+                    return
                 await send({"type": "http.response.start", "status": answer.status, "headers": headers})
                 *others, last = answer.pieces
                 for piece in others:
@@ -186,7 +194,7 @@ class Application:
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
         lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
-        fields["answer_bytes"] = lines_bytes or outcome.sent_bytes or sum(map(len, outcome.pieces))
+        fields["answer_bytes"] = lines_bytes or outcome.size
         if call.model is not None:
             fields["model"] = call.model
         if TENANT in call.scope:
@@ -251,8 +259,7 @@ class _Resource:
 def _content_headers(answer: Answer) -> Headers:
     if answer.status == 204:  # no content, and no Content-Length either (RFC 9110, section 8.6)
         return [*answer.headers]
-    length = sum(map(len, answer.pieces))
-    return [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *answer.headers]
+    return [(b"content-type", answer.content_type), (b"content-length", b"%d" % answer.size), *answer.headers]
 
 
 async def _no_body() -> Message:

@@ -8,20 +8,20 @@ from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from staged_pool.api import status
-from staged_pool.api.addresses import MODEL
+from staged_pool.api.addresses import MODEL, OBJECT
 from staged_pool.api.asgi import Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import MAX_TIMEOUT_S
-from staged_pool.api.keys import TENANT
+from staged_pool.api.keys import OWNER, TENANT
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
+from staged_pool.stages.errors import ENGINE_WORDS, Abandoned, InvalidInput, Words
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.timeline import Timeline
 
@@ -48,6 +48,14 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file that is open for reading, and its bytes."""
+
+    file: BinaryIO
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One HTTP answer, complete."""
 
@@ -57,8 +65,17 @@ class Answer:
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """Name of the problem in the log, if this answers one."""
+    file: OpenFile | None = None
+    """Body that is a file, instead of `body`; it is closed once it is sent."""
     sent_bytes: int | None = None
     """Bytes of the body, if the handler has sent the answer itself; None: the answer is to be sent."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        if self.sent_bytes is not None:
+            return self.sent_bytes
+        return sum(map(len, self.pieces)) if self.file is None else self.file.size
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
@@ -103,6 +120,7 @@ class Call:
     """One request, as its handler gets it."""
 
     __slots__ = (
+        "_body_ended",
         "_receive",
         "answer",
         "body_bytes",
@@ -129,6 +147,7 @@ class Call:
         self.words: Words = ENGINE_WORDS
         """The client's names for the fields of its request, once the body is read."""
         self._receive = receive
+        self._body_ended = False
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
@@ -198,6 +217,35 @@ class Call:
         body: bytes | bytearray = (await self._receive()).get("body", b"")  # both paths send it as one message
         self.body_bytes = len(body)
         return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) else body  # RFC 8259, section 8.1
+
+    async def next_piece(self) -> bytes | None:
+        """Return the next piece of the body of an upload; None at its end.
+
+        Raises:
+            Abandoned: The client left before the end.
+            HttpError: The body exceeds a limit.
+        """
+        if self._body_ended:
+            return None
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Abandoned("The client left before its body was complete")
+        self._body_ended = not message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        self.body_bytes = (self.body_bytes or 0) + len(piece)
+        return piece
+
+    @property
+    def object_id(self) -> str:
+        """Id of the file or batch that the path names; empty if it names none."""
+        found: str = self.scope.get(OBJECT, "")
+        return found
+
+    @property
+    def owner(self) -> str:
+        """Owner of what the request stores, by its key or the tenant header; empty without either."""
+        owner: str = self.scope.get(OWNER, "")
+        return owner
 
     @property
     def wants_lines(self) -> bool:

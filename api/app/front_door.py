@@ -7,6 +7,7 @@ limits by the headers alone. Once the body is here, it checks if the engine has 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
@@ -18,10 +19,15 @@ from staged_pool.api.asgi import Scope
 from staged_pool.api.cors import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.limits.request_limits import RequestLimits, is_open
+from staged_pool.api.limits.uploads import BATCHES, FILES
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.scheduling.entries import Priority
+
+_BATCHES_OFF: Final = Problem(
+    kind=status.NO_ROUTE, message="Files and batches are off; `staged-pool serve --batch-dir FOLDER` turns them on."
+)
 
 
 class FrontDoor:
@@ -56,6 +62,8 @@ class FrontDoor:
             problem = self._keys.admit(scope)
             if problem is not None:
                 return problem
+        if self.limits.config.batch_dir is None and scope["path"].startswith((FILES, BATCHES)):
+            return _BATCHES_OFF
         if is_open(scope):  # probes are subject to no limit
             return None
         return self.limits.too_many_connections(scope) or self.limits.too_many(scope)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from staged_pool.api.app.batch_routes import BatchRoutes
+from staged_pool.api.app.batch_service import Batches
 from staged_pool.api.app.body_reader import BodyReader
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.dialects import Listings
@@ -35,6 +37,7 @@ class Routes:
         config: Settings of the server, for its description, and for truncation on the routes of
             text-embeddings-inference.
         pipelines: Names of the pipelines.
+        batches: Files and batches. None: the server has no routes for them.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class Routes:
         plugins: PluginRoutes,
         config: ServerConfig | None = None,
         pipelines: Sequence[str] = (),
+        *,
+        batches: Batches | None = None,
     ) -> None:
         config = config or ServerConfig()
         readers = ThreadOffload(1)
@@ -53,12 +58,15 @@ class Routes:
         self._operation = OperationRoutes(registry, metrics, config, readers)
         self._listings = Listings(registry)
         self._pipelines = PipelineRoutes(registry, bodies, pipelines)
+        self._batches = None if batches is None else BatchRoutes(registry, bodies, batches)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """Return the handlers by path and method."""
         table: dict[str, Mapping[str, Handler]] = {}
         for part in (self._tasks, self._tokens, self._operation, self._listings, self._pipelines):
             table |= part.table()
+        if self._batches is not None:
+            table |= self._batches.table()
         for path in PAGES:
             table[path] = {"GET": partial(_page, path), **table.get(path, {})}
         return table

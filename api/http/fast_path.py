@@ -182,6 +182,8 @@ class FastPath:
         problem = self._front_door.reject(request.scope)
         if problem is None:
             limits, scope = self._limits, request.scope
+            if limits.is_upload(scope):
+                return False
             fits = request.length <= limits.body_limit_bytes(scope) and limits.has_room(request.length, scope)
             return None if fits else False
         if request.missing or problem.kind is not status.UNAUTHORIZED or self._application.closes_connections:

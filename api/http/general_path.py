@@ -11,6 +11,7 @@ blocks, and behind it the task that ends the response. Hence three rules:
   one chunk is ever held. A compressed body is decompressed under the same limit.
 - A rejection is sent while the rest of the body is read and dropped. The client has a moment to read the response
   before the connection closes.
+- An upload is the exception: its handler reads the body while it arrives, under the same limits.
 - While the application works on a request with a body, a watcher waits for the client to leave, and then cancels the
   application. Once the last message of the response is sent, a client that leaves is ignored.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import anyio
+import anyio.abc
 
 from staged_pool.api import status
 from staged_pool.api.app.app import Application
@@ -29,7 +31,14 @@ from staged_pool.api.cors import cors
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.content_coding import coding_of, unpack
 from staged_pool.api.limits.connection_limit import at_work, on_idle
-from staged_pool.api.limits.request_limits import RequestAccount, RequestLimits, announced_bytes, is_open
+from staged_pool.api.limits.request_limits import (
+    RequestAccount,
+    RequestLimits,
+    announced_bytes,
+    body_too_large,
+    is_open,
+)
+from staged_pool.api.limits.uploads import PROGRESS_BYTES
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 
@@ -104,6 +113,9 @@ class GeneralPath:
                 return
             try:
                 self._limits.check_head(scope)
+                if self._limits.is_upload(scope):
+                    await self._pass_on(scope, receiver, send)
+                    return
                 held.announce(announced_bytes(scope))
                 body = await self._read(scope, receiver, held)
             except HttpError as rejection:
@@ -134,6 +146,16 @@ class GeneralPath:
                 await self._app(scope, exchange.receive, exchange.send)
             tasks.cancel_scope.cancel()
 
+    async def _pass_on(self, scope: Scope, receiver: _Receiver, send: Send) -> None:
+        """Let the application read the body of an upload while it arrives."""
+        if coding_of(scope["headers"]) is not None:
+            raise HttpError(status.UNSUPPORTED_CODING, "An upload must not have a Content-Encoding")
+        exchange = _UploadExchange(scope, receiver, send, self._limits)
+        with at_work(scope):
+            async with anyio.create_task_group() as exchange.draining:
+                await self._app(scope, exchange.receive, exchange.send)
+                exchange.draining.cancel_scope.cancel()
+
     async def _read(self, scope: Scope, receiver: _Receiver, held: RequestAccount) -> bytes | bytearray:
         coding = coding_of(scope["headers"])
         packed = await self._receive(scope, receiver, held)
@@ -156,7 +178,7 @@ class GeneralPath:
                 held.take(len(chunk))
                 pieces += 1
                 if pieces > FREE_PIECES + body.size // MIN_PIECE_BYTES:
-                    raise HttpError(status.TOO_MANY_PIECES, "The body arrives in too many small pieces")
+                    raise _too_many_pieces()
                 body.add(chunk)
         if not receiver.ended:
             raise HttpError(status.SLOW_BODY, f"The body did not arrive within {timeout_s:g} s")
@@ -228,6 +250,69 @@ class _GeneralExchange:
             application.cancel()
 
 
+class _UploadExchange:
+    """ASGI's `receive` and `send` for a request whose body is still arriving."""
+
+    def __init__(self, scope: Scope, receiver: _Receiver, send: Send, limits: RequestLimits) -> None:
+        self.draining: anyio.abc.TaskGroup
+        self._scope = scope
+        self._receiver = receiver
+        self._send = send
+        self._sender: Send | None = None
+        self._limits = limits
+        self._arrived = 0
+        self._pieces = 0
+        self._progress = 0
+        """Bytes that have arrived since the body timeout began last."""
+        self._waited_s = 0.0
+        """Seconds that it has waited for these; the time in which the application works does not count."""
+
+    async def receive(self) -> Message:
+        """Receive the next piece of the body.
+
+        Raises:
+            HttpError: The body is too large, too slow, or in too small pieces.
+        """
+        if self._receiver.ended:
+            return {"type": "http.disconnect"}
+        chunk = await self._next()
+        if self._receiver.client_left:
+            return {"type": "http.disconnect"}
+        self._arrived += len(chunk)
+        self._progress += len(chunk)
+        self._pieces += 1
+        if self._progress >= PROGRESS_BYTES:
+            self._progress, self._waited_s = 0, 0.0
+        if self._arrived > (limit_bytes := self._limits.body_limit_bytes(self._scope)):
+            raise body_too_large(limit_bytes)
+        if self._pieces > FREE_PIECES + self._arrived // MIN_PIECE_BYTES:
+            raise _too_many_pieces()
+        return {"type": "http.request", "body": chunk, "more_body": not self._receiver.ended}
+
+    async def _next(self) -> bytes:
+        timeout_s, began = self._limits.config.body_timeout_s, anyio.current_time()
+        chunk = b""
+        with on_idle(self._scope), self._limits.server_state.timeout(timeout_s - self._waited_s) as waiting:
+            chunk = await self._receiver.next()
+        if waiting.cancelled_caught:
+            raise HttpError(
+                status.SLOW_BODY, f"{PROGRESS_BYTES} bytes of the body did not arrive within {timeout_s:g} s"
+            )
+        self._waited_s += anyio.current_time() - began
+        return chunk
+
+    async def send(self, message: Message) -> None:
+        """Send the response; the rest of the body is read and dropped meanwhile."""
+        if self._sender is None:
+            self._sender = self._send
+            if not self._receiver.ended:
+                rejection = _RejectionSender(self._scope, self._receiver, self._send, LINGER_S)
+                self.draining.start_soon(rejection.drain)
+                self._sender = rejection.send
+        with on_idle(self._scope):
+            await self._sender(message)
+
+
 class _RejectionSender:
     """Sends a rejection to a client that may still be sending its body."""
 
@@ -253,3 +338,7 @@ class _RejectionSender:
         with anyio.move_on_after(self._linger_s):
             await self._drained.wait()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _too_many_pieces() -> HttpError:
+    return HttpError(status.TOO_MANY_PIECES, "The body arrives in too many small pieces")

@@ -13,6 +13,7 @@ import anyio.to_thread
 from staged_pool.api import status
 from staged_pool.api.addresses import below_mount
 from staged_pool.api.app.app import Application
+from staged_pool.api.app.batch_service import batches_of
 from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.asgi import Message, Receive, Scope, Send
@@ -158,12 +159,17 @@ class MountedServer:
             if len(engines) < len(given) + len(self._configs):
                 raise ConfigError("served_name: two models have the same name; name them apart")
             registry.open(*engines.values())
-            application = Application(registry, state, self._server)
+            batches = await stack.enter_async_context(batches_of(self._server, registry))
+            if batches is not None:
+                batches.runner.start()
+            application = Application(registry, state, self._server, batches=batches)
             try:
                 yield _Run(GeneralPath.before(application, self._server.cors_origins), engines)
             finally:
                 registry.close("the server is draining")
                 state.end()
+                if batches is not None:
+                    batches.runner.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.api.app.app import Application
+from staged_pool.api.app.batch_service import Batches, batches_of
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor, HypercornLog
@@ -33,7 +34,7 @@ from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.errors import DeviceLost
-from staged_pool.stages.exception_groups import only_error
+from staged_pool.stages.exception_groups import only_error, single_errors
 from staged_pool.stages.log import get_logger
 
 OVERDUE_S: Final = 3.0
@@ -119,6 +120,7 @@ class Server:
         self._stop_http = anyio.Event()
         self._serving = anyio.CancelScope()
         self._failure: BaseException | None = None
+        self._batches: Batches | None = None
 
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or an engine fails.
@@ -136,9 +138,14 @@ class Server:
         log.info("server.listening", url=url(listener, tls=self._tls is not None))
         file = SocketFile(listener)
         try:
-            await self._run(listener, quic_listener)
+            with single_errors():
+                async with batches_of(self._config, self.registry) as self._batches:
+                    await self._run(listener, quic_listener)
         finally:
             file.remove()
+            for each in (listener, quic_listener):
+                if each is not None:
+                    each.close()  # it is open still if nothing was served
         if self._failure is not None:
             raise self._failure
         log.info("server.stopped")
@@ -157,6 +164,8 @@ class Server:
     async def close(self) -> None:
         """Reject new requests, finish those in flight, and make `run()` return."""
         self.registry.close("the server is draining")
+        if self._batches is not None:
+            self._batches.runner.stop()
         engines = self.registry.engines
         if not engines:
             # No request is in flight, and loading cannot be interrupted: there is no work to wait for.
@@ -181,6 +190,8 @@ class Server:
                     tune_garbage_collector()
                     await anyio.to_thread.run_sync(_release_memory_of_loading)
                 self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
+                if self._batches is not None:
+                    self._batches.runner.start()
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -206,9 +217,8 @@ class Server:
         return "the server failed" if self.registry.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        application = Application(
-            self.registry, self.state, self._config, [pipeline.name for pipeline in self._pipelines]
-        )
+        pipelines = [pipeline.name for pipeline in self._pipelines]
+        application = Application(self.registry, self.state, self._config, pipelines, self._batches)
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = GeneralPath.before(application, self._config.cors_origins)

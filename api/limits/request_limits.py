@@ -13,6 +13,7 @@ from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.limits.allowance import client_of
 from staged_pool.api.limits.connection_limit import connection_of
 from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.limits.uploads import FILES, UPLOAD_BYTES
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.memory.governor import Pressure
@@ -72,8 +73,14 @@ class RequestLimits:
 
     def body_limit_bytes(self, scope: Scope) -> int:
         """Return the maximum bytes of a request's body; a path that needs no key has a small limit."""
+        if self.is_upload(scope):
+            return UPLOAD_BYTES
         limit_bytes = min(self.config.body_limit_bytes, self._bodies.limit_bytes)
         return min(limit_bytes, PROBE_BODY_BYTES) if is_open(scope) else limit_bytes
+
+    def is_upload(self, scope: Scope) -> bool:
+        """Tell if a request is an upload, whose body is read by its handler."""
+        return self.config.batch_dir is not None and (scope["method"], scope["path"]) == ("POST", FILES)
 
     def too_many(self, scope: Scope) -> Problem | None:
         """Return the problem of a request beyond `max_http_requests`; None while its party has room."""

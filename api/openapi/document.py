@@ -9,9 +9,11 @@ from urllib.parse import quote
 
 import orjson
 
+from staged_pool.api.addresses import CANCEL_BATCH, FILE_CONTENT, ONE_BATCH, ONE_FILE
 from staged_pool.api.config import MAX_TIMEOUT_S, ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
+from staged_pool.api.openapi.batches import BATCH_OPERATIONS
 from staged_pool.api.openapi.operations import BINARY, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
 from staged_pool.runtime.version import VERSION
@@ -27,6 +29,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     401: "No API key, or an unknown one.",
     404: "No such model.",
     408: "The body did not arrive in time.",
+    409: "The state of the file or batch does not allow this.",
     413: "The body is too large, or has too many inputs or values.",
     414: "The path and the query are too long.",
     415: "The body is not JSON, has a coding other than gzip and deflate, or has an image of an unknown format.",
@@ -107,6 +110,12 @@ _TEI_TIMES: Final[Schema] = {
 _NOT_IN_IDS: Final = str.maketrans("", "", " {}")
 _PLACES: Final = re.compile(r"\{(\w+)\}")
 
+_IDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys((ONE_FILE, FILE_CONTENT), "Id of a file."),
+    **dict.fromkeys((ONE_BATCH, CANCEL_BATCH), "Id of a batch."),
+}
+"""Meanings of the ids in paths that do not name a model."""
+
 _FORM: Final[Schema] = {
     "type": "object",
     "description": "The fields of the JSON body, each as JSON or as a text. Files are images, which become inputs.",
@@ -114,6 +123,18 @@ _FORM: Final[Schema] = {
         "input": {"description": "Texts, one a part."},
         "image": {"description": "Image files, or their URLs, one a part."},
     },
+}
+
+
+_UPLOAD: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "purpose": {"const": "batch"},
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer"},
+    },
+    "required": ["purpose", "file"],
 }
 
 
@@ -133,7 +154,7 @@ def document(
         mount: Prefix that a host puts before the paths, if this server is mounted in it.
         more: Operations of further routes by path, which depend on the served pipelines.
     """
-    known_paths = {**OPERATIONS, **(more or {})}
+    known_paths = {**OPERATIONS, **BATCH_OPERATIONS, **(more or {})}
     operations = [(path, method, operation) for path in paths for method, operation in known_paths[path].items()]
     types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
     schemas, named = components(types)
@@ -193,6 +214,8 @@ def _operation(
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
         if operation.forms:
             described["requestBody"]["content"]["multipart/form-data"] = {"schema": _FORM}
+    if operation.uploads:
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
     return described
 
 
@@ -202,13 +225,15 @@ def _path_parameters(path: str) -> Iterator[Schema]:
             "name": name,
             "in": "path",
             "required": True,
-            "description": "Served name of a model; slashes may be escaped or not.",
+            "description": _IDS.get(path, "Served name of a model; slashes may be escaped or not."),
             "schema": {"type": "string"},
         }
 
 
 def _parameters(operation: Operation) -> Iterator[Schema]:
     yield _REQUEST_ID
+    for name, schema in operation.query.items():
+        yield {"name": name, "in": "query", "schema": schema}
     if operation.is_task:
         yield from (_REQUEST_TIMEOUT, _PRIORITY, _TRACE)
 
@@ -247,4 +272,6 @@ def _responses(
 
 def _statuses(operation: Operation) -> frozenset[int]:
     found = _TASK if operation.is_task else _BODY if operation.body else _ANY_REQUEST
+    if operation.conflicts:
+        found |= {409}
     return found | {422} if answers.TeiError in operation.errors else found

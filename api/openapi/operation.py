@@ -8,13 +8,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 from staged_pool.api.openapi import answers
 
-Tag: TypeAlias = Literal["Vectors", "Scores", "Labels", "Tokens", "Models", "Server"]
+Tag: TypeAlias = Literal["Vectors", "Scores", "Labels", "Tokens", "Batches", "Models", "Server"]
 
 TAGS: Final[Mapping[Tag, str]] = {
     "Vectors": "Texts, token ids or conversations to vectors.",
     "Scores": "Scores of documents for a query.",
     "Labels": "Labels of texts, and entities in them.",
     "Tokens": "Texts to token ids, and back.",
+    "Batches": "Files of requests, which run when the server has time.",
     "Models": "The served models.",
     "Server": "The state of the server.",
 }
@@ -42,6 +43,12 @@ class Operation:
     """Example bodies by name; any model that has the route answers each with `status`."""
     forms: bool = False
     """The body may also be a form, with files for images."""
+    query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Schemas of the parameters of its query by name."""
+    conflicts: bool = False
+    """The state of an object may not allow it."""
+    uploads: bool = False
+    """The body is a form with one file, which is stored."""
     is_task: bool = False
     """The request goes through the four stages, and may have all of their errors."""
     unready: Any = None

@@ -19,6 +19,7 @@ FLOORS: Final = (
     "api/app",
     "api/app/pages",
     "api/openapi",
+    "api/batches",
     "api/bulk",
     "api/limits",
     "api/wire/dialects",

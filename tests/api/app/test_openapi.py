@@ -13,6 +13,8 @@ import jsonschema_rs
 import pytest
 from blockbuster import BlockBuster
 
+from staged_pool import asgi
+from staged_pool.api.addresses import CANCEL_BATCH, FILE_CONTENT, ONE_BATCH, ONE_FILE
 from staged_pool.api.app.dialects import TEI_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
@@ -23,10 +25,12 @@ from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.openapi.batches import BATCH_OPERATIONS
 from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.status import TABLE
 from staged_pool.api.wire.dialects.invocations import candidates
+from tests.api.batches.asking import Asking, requests
 from tests.models.tiny import build
 from tests.servers.engines import engine_on
 from tests.servers.in_memory import InMemory, serving_in_memory
@@ -49,7 +53,7 @@ def models_may_load(nothing_blocks_the_event_loop: BlockBuster) -> None:
 
 
 def described(**config: Any) -> Any:
-    return json.loads(document(list(OPERATIONS), ServerConfig(**config)))
+    return json.loads(document([*OPERATIONS, *BATCH_OPERATIONS], ServerConfig(**config)))
 
 
 def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
@@ -218,6 +222,33 @@ def _validate_answer(whole: Any, operation: Any, response: httpx.Response) -> No
 def _validate(whole: Any, schema: Any, value: Any) -> None:
     rooted = {**schema, "components": whole["components"]}
     jsonschema_rs.Draft202012Validator(rooted).validate(value)
+
+
+async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Path) -> None:
+    async with engine_on(LetterModel()) as engine:
+        pool = asgi.app(engine, server=ServerConfig(batch_dir=tmp_path))
+        transport = httpx.ASGITransport(pool)
+        async with pool.running(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            whole = (await client.get("/openapi.json")).json()
+            assert {*BATCH_OPERATIONS} <= {*whole["paths"]}
+            asked = Asking(client)
+            batch = await asked.create(requests(2))
+            ids = {ONE_FILE: (await asked.upload(b"a"))["id"], FILE_CONTENT: batch["input_file_id"]}
+            ids |= {ONE_BATCH: batch["id"], CANCEL_BATCH: batch["id"]}
+            await asked.post(f"/v1/batches/{batch['id']}/cancel")
+            await asked.ended(batch["id"])
+            example = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/embeddings"}
+            seen = set()
+            for path, methods in BATCH_OPERATIONS.items():
+                for method, operation in methods.items():
+                    more: dict[str, Any] = {"json": example} if operation.body else {}
+                    if operation.uploads:
+                        more = {"files": {"file": ("a", b"a")}, "data": {"purpose": "batch"}}
+                    response = await client.request(method, path.replace("{id}", ids.get(path, "")), **more)
+                    assert response.status_code == 200, response.text
+                    _validate_answer(whole, whole["paths"][path][method.lower()], response)
+                    seen.add(path)
+            assert seen == {*BATCH_OPERATIONS}
 
 
 # The pages
