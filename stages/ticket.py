@@ -280,11 +280,12 @@ class Ticket:
         if isinstance(error, InvalidSetting):
             return self.fail(error)
         error = detached(error)
-        field = None
+        field: str | None = None
+        place: int | None = index
         if self._plan is not None and self._plan.locate is not None:
-            field, index = self._plan.locate(index)
+            field, place = self._plan.locate(index)
         if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable):
-            error.index = index
+            error.index = place
         if isinstance(error, InvalidInput) and error.param in _INPUT_PARAMS:
             error.param = field or "input"
         return self.fail(error)

@@ -42,8 +42,8 @@ class Plan(Generic[P_co]):
     Takes the rows so far (None for a missing one) and the indices of new rows. Returns the indices of the results that
     these complete, and a result of these alone. No result is returned twice.
     """
-    locate: Callable[[int], tuple[str, int]] | None = None
-    """Finds an input in the request, for errors: returns its field and its index there.
+    locate: Callable[[int], tuple[str, int | None]] | None = None
+    """Finds an input in the request, for errors: returns its field and its index there, or None for a single input.
 
     None: the inputs are those of the request, in its order, under the usual name.
     """

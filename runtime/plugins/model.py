@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
+import numpy as np
+
 from staged_pool.runtime import arguments
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow, Row
 from staged_pool.runtime.plugins.call import PluginCall
 from staged_pool.runtime.plugins.host import PluginHost
 from staged_pool.runtime.plugins.processor import ModelInputs
@@ -24,6 +26,7 @@ from staged_pool.runtime.requests import (
     TokenClassifyRequest,
 )
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput, PluginFailed, StagedPoolError, Unsupported
@@ -89,7 +92,7 @@ class PluginModel:
             raise Unsupported(f"`{self.host.name}` is a plugin: it takes data, and no request of another task.")
         call = request.session.begin(ticket)
         given = ModelInput(PluginInput(call, request.data), frozenset())
-        return Plan([given], _unused, finish_async=partial(self._finish, call))
+        return Plan([given], _unused, locate=_locate, finish_async=partial(self._finish, call))
 
     async def _finish(self, call: PluginCall, rows: Sequence[object], tokens: int) -> Any:
         """Run the hook `postprocess` on the rows of a request."""
@@ -153,7 +156,11 @@ class PluginModel:
         if payloads[0] is _NOTHING:
             return [_NOTHING] * len(payloads)
         if self._base is not None:
-            return self._base.forward(payloads, at_once)
+            normalize = self._base.card.normalize
+            return [
+                as_embedded(row, normalize=normalize) if isinstance(row, Row) else row
+                for row in self._base.forward(payloads, at_once)
+            ]
         try:
             rows = list(self.host.plugin.forward([payload.value for payload in payloads]))  # type: ignore[attr-defined]
         except Exception as error:
@@ -200,6 +207,25 @@ class PluginModel:
 
     def close(self) -> None:
         """Do nothing: the host closes the plugin."""
+
+
+def as_embedded(row: Row, *, normalize: bool) -> Row:
+    """Return a row with its vectors as `Engine.embed` gives them by default.
+
+    Args:
+        row: A row of the served model.
+        normalize: Normalise the dense vector, as the model was trained to.
+    """
+    values = dict(row.values)
+    if normalize and isinstance(dense := values.get(Output.DENSE), np.ndarray):
+        values[Output.DENSE] = normalized(dense[np.newaxis])[0]
+    if isinstance(vectors := values.get(Output.MULTI_VECTOR), np.ndarray):
+        values[Output.MULTI_VECTOR] = normalized(vectors)
+    return Row(values, row.payload)
+
+
+def _locate(index: int) -> tuple[str, None]:
+    return "data", None
 
 
 def _unused(rows: Sequence[object], tokens: int) -> object:

@@ -81,6 +81,20 @@ class PluginSetup:
     folder: str | None = None
     """Folder of the served model on this machine; None without one."""
 
+    @property
+    def device(self) -> str:
+        """Device for the plugin's own weights: that of the model, else of `--device`, such as `cpu` or `cuda:0`.
+
+        If that is `auto` and there is no model, it imports torch to look for a GPU.
+        """
+        if self.card is not None:
+            return self.card.device.split(",")[0]
+        if self.config.device != "auto":
+            return self.config.device.split(",")[0]
+        import torch
+
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
@@ -142,7 +156,8 @@ class Processor:
     def postprocess(self, rows: Any, context: PluginContext) -> Any:
         """Make the output from a list of rows, one for each model input, in order. By default, return the rows.
 
-        The rows are those of `forward`, or a `Row` of the served model. Over HTTP, the output becomes JSON.
+        The rows are those of `forward`, or a `Row` of the served model with vectors as `Engine.embed` gives them. Over
+        HTTP, the output becomes JSON.
         """
         return rows
 

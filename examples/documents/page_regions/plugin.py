@@ -75,10 +75,6 @@ class PageEmbeddings(_Pages):
     name = "page_embeddings"
     outputs = (Output.DENSE,)
 
-    def __init__(self, setup: PluginSetup) -> None:
-        super().__init__(setup)
-        self._normalizes = setup.card is not None and setup.card.normalize
-
     def preprocess(self, loaded: Loaded, context: PluginContext) -> Sequence[Image]:
         """Find the regions of all pages, and cut them out."""
         found: list[FoundPage] = []
@@ -94,15 +90,8 @@ class PageEmbeddings(_Pages):
     def postprocess(self, rows: Sequence[Row], context: PluginContext) -> dict[str, Any]:
         """Put the embeddings at their regions."""
         pages: list[FoundPage] = context.state
-        embeddings = iter([self._embedding(row) for row in rows])
+        embeddings = iter([np.asarray(row.values[Output.DENSE]).tolist() for row in rows])
         return {"pages": [described(page, embeddings) for page in pages]}
-
-    def _embedding(self, row: Row) -> list[float]:
-        vector = np.asarray(row.values[Output.DENSE], np.float32)
-        if self._normalizes:  # rows are as the model pools them
-            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
-        values: list[float] = vector.tolist()
-        return values
 
 
 class PageRegions(_Pages):

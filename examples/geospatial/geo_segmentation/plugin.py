@@ -54,7 +54,7 @@ class GeoSegmentation(Processor):
     def __init__(self, setup: PluginSetup) -> None:
         self._max_values = setup.config.max_image_pixels
         self._sources = Sources(setup.fetch, setup.config.max_image_bytes)
-        self._device = _device(setup.config.device)
+        self._device = setup.device
         self._model = build_model(self._device)
 
     async def parse(self, data: object, context: PluginContext) -> SegmentationRequest:
@@ -103,13 +103,6 @@ class GeoSegmentation(Processor):
             "transform": list(kept.grid.transform)[:6],
             "pixels": {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)},
         }
-
-
-def _device(named: str) -> str:
-    """Return the device of the setting `device`, the first of several."""
-    if named == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return named.partition(",")[0]
 
 
 def _png(mask: Mask) -> bytes:

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 import structlog
+from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -26,8 +28,8 @@ from staged_pool.stages.errors import (
     Unsupported,
 )
 from tests.runtime.plugins.hosting import AwaitedLetters, Elsewhere, Letters, is_idle, statistics
-from tests.servers.engines import engine_of_plugin
-from tests.support.cards import BOTH_LANES
+from tests.servers.engines import engine_of_plugin, engine_on
+from tests.support.cards import BOTH_LANES, CARD
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -340,6 +342,31 @@ async def test_the_served_model_runs_the_forward_of_a_plugin_without_one() -> No
         with pytest.raises(ModelFailed):
             await engine.process("NaN")
         assert (await engine.process("again")) == [expected("again").tolist()]
+
+
+async def test_vectors_of_the_served_model_are_those_of_embed() -> None:
+    class Words(Processor):
+        def preprocess(self, loaded: Any, context: PluginContext) -> Any:
+            return loaded.split()
+
+        def postprocess(self, rows: Any, context: PluginContext) -> Any:
+            return [row.values["dense"] for row in rows]
+
+    model = LetterModel(replace(CARD, normalize=True))
+    async with engine_of_plugin(Words(), model) as engine, engine_on(model) as served:
+        vectors = await engine.process("two words")
+        assert_array_equal(vectors, (await served.embed(["two", "words"])).embeddings)
+
+
+async def test_an_error_of_preprocess_names_the_data_and_no_index() -> None:
+    class Strict(Letters):
+        def preprocess(self, loaded: Any, context: PluginContext) -> Any:
+            raise InvalidInput("too dark", param="input")
+
+    async with engine_of_plugin(Strict()) as engine:
+        with pytest.raises(InvalidInput, match="too dark") as caught:
+            await engine.process({"text": "a"})
+        assert (caught.value.param, caught.value.index) == ("data", None)
 
 
 async def test_a_plugin_may_mix_texts_and_images_of_the_served_model() -> None:
