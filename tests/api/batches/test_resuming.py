@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ from typing import Any, Self
 
 import anyio
 import httpx
+import psutil
 import pytest
 from structlog.typing import EventDict
 
 from staged_pool.api.batches.folder import Folder
 from staged_pool.api.batches.records import KEPT_S, Batch, StoredFile, new_batch_id, new_file_id
 from staged_pool.api.batches.store import Store
+from staged_pool.api.limits.uploads import FILE_BYTES
 from tests.api.batches.asking import Asking, requests
 from tests.servers.on_socket import serving
 from tests.servers.process import ServerProcess, serve_command
@@ -45,6 +48,24 @@ def test_after_a_sigkill_each_line_is_answered_once(tmp_path: Path) -> None:
     assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
     names = [json.loads(line)["custom_id"] for line in output.splitlines()]
     assert sorted(names) == sorted(f"r{number}" for number in range(LINES))
+
+
+@pytest.mark.long
+def test_the_largest_upload_leaves_memory_as_it_was(tmp_path: Path) -> None:
+    flags = ("--model", str(model_folder("embedder")), "--dtype", "float32", "--batch-dir", str(tmp_path / "batches"))
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (FILE_BYTES - 1))
+    with _Server(flags, tmp_path / "log") as server, large.open("rb") as file:
+        process = psutil.Process(server.process.process.pid)
+        for content in (io.BytesIO(b"x" * 2**20), file):  # the first one warms up
+            before = process.memory_info().rss
+            upload = server.client.post("/v1/files", files={"file": ("a", content)}, data={"purpose": "batch"})
+            file_id = upload.raise_for_status().json()["id"]
+            with server.client.stream("GET", f"/v1/files/{file_id}/content") as answer:
+                size = sum(map(len, answer.iter_bytes()))
+            after = process.memory_info().rss
+    assert size == FILE_BYTES - 1
+    assert after - before < 16 * 2**20
 
 
 class _Server:
