@@ -9,6 +9,7 @@ import msgspec
 
 from staged_pool.api.openapi.answers import AnswerSchema
 from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics
 
 
@@ -144,9 +145,10 @@ class NotReady(AnswerSchema):
 
 
 class Stages(AnswerSchema):
-    """State of every stage of every model."""
+    """State of every stage of every model and pipeline."""
 
     models: Mapping[str, EngineStatistics]
+    pipelines: Mapping[str, PipelineStatistics]
 
 
 Anything: TypeAlias = Any
