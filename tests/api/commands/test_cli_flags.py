@@ -47,6 +47,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     ),
     "allow_media_path": (["--allow-media-path", "{folder}"], "{folder}"),
     "media_limit": (["--media-limit", "13"], 13),
+    "plugin": (["--plugin", "pages", "--plugin", "scenes"], ("pages", "scenes")),
     "media_timeout_s": (["--media-timeout", "2.5"], 2.5),
     "max_batch_tokens": (["--max-batch-tokens", "4321"], 4321),
     "target_batch_s": (["--target-batch", "0.25"], 0.25),
@@ -93,6 +94,17 @@ def first_run_folder() -> str:
 def run(*flags: str) -> None:
     result = CliRunner().invoke(cli.main, ["serve", "--port", "0", *flags])
     assert result.exit_code == 0, result.output
+
+
+@pytest.fixture(autouse=True)
+def installed_plugins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the plugins that a flag names: `serve` looks for their entry points at once."""
+    folder = tmp_path_factory.mktemp("installed")
+    about = folder / "plugins.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[staged_pool.plugins]\npages = plugins:Pages\nscenes = plugins:Scenes\n")
+    monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.mark.parametrize("name", ENGINE)
