@@ -8,7 +8,7 @@ from typing import Final
 
 from staged_pool.api.cors import check_origins, check_root_path
 from staged_pool.api.keys import check_keys, check_tenant_header
-from staged_pool.runtime.settings import DAY_S, MEBIBYTES, check_settings, setting
+from staged_pool.runtime.settings import BYTES, DAY_S, MEBIBYTES, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
 MAX_TIMEOUT_S: Final = float(DAY_S)
@@ -212,13 +212,13 @@ class ServerConfig:
     )
     batch_dir_limit_bytes: int = setting(
         20 * 2**30,
-        "Size of all files in the folder of --batch-dir in MiB. Beyond it, uploads are answered 413.",
+        "Size of all files in the folder of --batch-dir, such as 50G. Beyond it, uploads are answered 413.",
         group="Limits",
-        flag="batch-dir-limit-mb",
-        metavar="MIB",
+        flag="batch-dir-limit",
+        metavar="BYTES",
         low=2**20,
         high=2**50,
-        unit=MEBIBYTES,
+        unit=BYTES,
         more="A batch whose output has no room fails, with the results so far. A client may have seven times what it "
         "leaves free.",
     )

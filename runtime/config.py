@@ -108,11 +108,11 @@ class EngineConfig:
     )
     plugin: tuple[str, ...] = setting(
         (),
-        "Plugin to serve, by the name of its entry point: repeat the flag for several. docs/plugins.md has more.",
+        "Plugin to serve, by its name. Repeat for several.",
         group="Model",
         basic=True,
         metavar="NAME",
-        more="A plugin is an entry point in the group staged_pool.plugins, or one of vLLM's. "
+        more="docs/plugins.md has more. A plugin is an entry point in the group staged_pool.plugins, or one of vLLM's. "
         "If no --model is given, no model is loaded: each plugin must then have a forward of its own.",
     )
     device: str = setting(

@@ -73,7 +73,7 @@ async def receive_upload(
     try:
         while (piece := await next_piece()) is not None:
             if not held.take(len(piece)):
-                message = "The folder of files has no room for this one; delete files, or raise --batch-dir-limit-mb"
+                message = "The folder of files has no room for this one; delete files, or raise --batch-dir-limit"
                 raise HttpError(status.STORAGE_FULL, message)
             gathered += piece
             if len(gathered) >= GATHERED_BYTES:

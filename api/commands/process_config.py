@@ -34,7 +34,6 @@ class ProcessConfig:
         (),
         "TOML file of a pipeline to serve: repeat the flag for several. docs/pipelines.md has more.",
         group="Model",
-        basic=True,
         metavar="FILE",
         more="Models that its stages name are loaded beside those of --model. If no --model is given, only they are.",
     )
