@@ -180,7 +180,7 @@ async def test_row_52_a_preprocess_thread_that_hangs_is_counted_and_the_last_one
             asking.ask("first")
             await gates["first"].arrived()
             await hung(1)
-            assert fire.served.engine._preprocess_offloads["text"].limiter.borrowed_tokens == 1  # type: ignore[attr-defined]
+            assert fire.served.engine._tokenize.limiter.borrowed_tokens == 1  # type: ignore[attr-defined]
             assert (await client.get("/ready")).status_code == 200
             assert (await fire.embed("another")).status_code == 200
             asking.ask("second")

@@ -55,7 +55,14 @@ class Client:
 
     def __init__(self, headers: dict[str, str] | None = None, *, http_version: str = "1.1", **scope: Any) -> None:
         raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self.scope: Scope = {"type": "http", "method": "POST", "http_version": http_version, "headers": raw, **scope}
+        self.scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "http_version": http_version,
+            "headers": raw,
+            **scope,
+        }
         self._put, self._get = anyio.create_memory_object_stream[Message](10_000)
         self.sent: list[Message] = []
 

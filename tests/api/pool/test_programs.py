@@ -15,7 +15,8 @@ from staged_pool.pool.engine_thread import Backend
 ROOT = Path(__file__).parents[3]
 
 WITH_LETTERS = """
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 import staged_pool
 from staged_pool.pool import owner
 from tests.servers.engines import engine_on
