@@ -25,7 +25,16 @@ With the usual weights, all texts would have nearly the same vector, and a wrong
 
 
 def bert_folder(
-    folder: Path, *, layers: int, width: int, heads: int, inner: int, device: str, dtype: str, tokenizer: Path | None
+    folder: Path,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    inner: int,
+    device: str,
+    dtype: str,
+    tokenizer: Path | None,
+    positions: int = POSITIONS,
 ) -> Path:
     """Make a folder of sentence-transformers with a BERT that embeds texts.
 
@@ -40,6 +49,7 @@ def bert_folder(
         device: Device on which the weights are drawn.
         dtype: Data type of the weights, as a torch name.
         tokenizer: Folder from which the tokenizer is copied. None: one is trained on Python's documentation.
+        positions: Tokens of the longest text.
 
     Raises:
         FileNotFoundError: The folder of the tokenizer has no `tokenizer.json`.
@@ -48,21 +58,21 @@ def bert_folder(
     from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = _train_tokenizer(folder) if tokenizer is None else _copy_tokenizer(tokenizer, folder)
+    vocabulary = _train_tokenizer(folder, positions) if tokenizer is None else _copy_tokenizer(tokenizer, folder)
     config = BertConfig(
         vocab_size=max(ROWS, vocabulary),
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=inner,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=positions,
     )
     torch.manual_seed(0)
     with torch.device(device):
         model = BertModel(config)
     _draw(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    _write_steps(folder, width)
+    _write_steps(folder, width, positions)
     return folder
 
 
@@ -79,7 +89,7 @@ def _draw(model: torch.nn.Module) -> None:
                 module.weight.normal_(0, 1 if "word" in name else _SMALL)
 
 
-def _train_tokenizer(folder: Path) -> int:
+def _train_tokenizer(folder: Path, positions: int) -> int:
     """Write a word-piece tokenizer of the words of Python's documentation; return its vocabulary size."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -96,7 +106,7 @@ def _train_tokenizer(folder: Path) -> int:
     names = {
         name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     }
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, **names}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     size: int = tokenizer.get_vocab_size()
     return size
@@ -115,7 +125,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> int:
     return size
 
 
-def _write_steps(folder: Path, width: int) -> None:
+def _write_steps(folder: Path, width: int, positions: int) -> None:
     """Write the files by which sentence-transformers pools and normalizes."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     steps = [
@@ -128,6 +138,6 @@ def _write_steps(folder: Path, width: int) -> None:
     for name, content in {
         "modules.json": steps,
         "1_Pooling/config.json": pooling,
-        "sentence_bert_config.json": {"max_seq_length": POSITIONS, "do_lower_case": False},
+        "sentence_bert_config.json": {"max_seq_length": positions, "do_lower_case": False},
     }.items():
         (folder / name).write_text(json.dumps(content))

@@ -44,6 +44,15 @@ PREPARED: Final = (*VARIABLES, "TOKENIZERS_PARALLELISM")
 """Environment variables that `prepare_libraries` sets."""
 
 
+def program() -> list[str]:
+    """Return the start of each command: the script beside the interpreter, or the package where there is no script.
+
+    An installation into a folder of its own (`pip install --target`) puts the script elsewhere.
+    """
+    script = Path(sys.executable).parent / "staged-pool"
+    return [str(script)] if script.exists() else [sys.executable, "-m", "staged_pool"]
+
+
 def prepare_libraries() -> None:
     """Configure the libraries of this process as `staged-pool serve` does, for fair comparisons.
 
@@ -73,7 +82,7 @@ class Options:
             coalesce: Coalesce equal inputs, the default of a server. False: loads that repeat the same inputs still
                 measure forwards.
         """
-        command = [str(Path(sys.executable).parent / "staged-pool"), "serve"]
+        command = [*program(), "serve"]
         if not coalesce:
             command.append("--no-coalesce")
         for field in fields(self):

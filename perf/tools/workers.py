@@ -26,12 +26,18 @@ class Worker(Generic[A, R]):
         """Start a call; `end` waits for it, so that several workers can run concurrently."""
         self._pipe.send(argument)
 
-    def end(self) -> R:
+    def end(self, limit_s: float | None = None) -> R:
         """Wait for the call that was started, and return its result.
+
+        Args:
+            limit_s: Limit of the wait, in seconds. None: there is none.
 
         Raises:
             RuntimeError: The call raised, or the process died.
+            TimeoutError: The limit passed; the worker cannot be used any more.
         """
+        if not self._pipe.poll(limit_s):
+            raise TimeoutError(f"a worker process has not answered for {limit_s:g} s")
         try:
             failure, result = self._pipe.recv()
         except EOFError:

@@ -1,0 +1,36 @@
+"""Vectors of a model by the reference: padded float32 batches on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from perf.gpu.checks import prepared
+from perf.gpu.traffic import Vectors
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Output, TextInput
+
+_BATCH: Final = 16
+"""Texts of one forward."""
+
+
+def reference_vectors(model: str, texts: Sequence[str]) -> Vectors:
+    """Compute the vectors of texts, each of length 1 and cut to the longest input: [texts, width]."""
+    loaded = load_model(EngineConfig(model=model, offline=True, device="cpu", dtype="float32", attention="padded"))
+    given = [ModelInput(TextInput(text, max_tokens=MODEL_MAX), DENSE_ONLY) for text in texts]
+    payloads = sorted(enumerate(prepared(loaded, given)), key=lambda one: one[1].tokens)
+    vectors: dict[int, Vectors] = {}
+    for start in range(0, len(payloads), _BATCH):
+        part = payloads[start : start + _BATCH]
+        for (place, _), row in zip(part, loaded.forward([payload for _, payload in part]), strict=True):
+            if not isinstance(row, Row):
+                raise RuntimeError(f"the reference failed on text {place}: {row}")
+            values = row.values[Output.DENSE]
+            assert isinstance(values, np.ndarray)
+            vectors[place] = values / np.linalg.norm(values)
+    loaded.close()
+    return np.stack([vectors[place] for place in range(len(texts))])
