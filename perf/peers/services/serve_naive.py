@@ -25,7 +25,8 @@ def create_app(*, threadpool: bool) -> FastAPI:
     """The application, its model loaded."""
     torch.set_num_threads(int(os.environ["PEER_THREADS"]))
     dtype = {"dtype": os.environ["PEER_DTYPE"]}
-    model = SentenceTransformer(os.environ["PEER_MODEL"], device="cpu", model_kwargs=dtype)
+    device = os.environ.get("PEER_DEVICE", "cpu")
+    model = SentenceTransformer(os.environ["PEER_MODEL"], device=device, model_kwargs=dtype)
     app = FastAPI()
 
     def embed(texts: list[str]) -> dict[str, Any]:
