@@ -24,7 +24,7 @@ from perf.tools.servers import Options, Server, serving
 from staged_pool.runtime.models.devices.accelerators import open_devices
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE
 
-_NAME: Final = "served, full device"
+NAME: Final = "served, full device"
 _ATTEMPTS: Final = 3
 _LEFT: Final = 1 / 3
 """Share of the long input's memory that is left free at the first attempt; half as much at each later one."""
@@ -43,26 +43,38 @@ _WORDS: Final = "no memory for this batch"
 """Words of the error of a batch without memory; see `encoder.compute`."""
 
 
-def check_full_device(folder: Path, device: str, volume: Volume) -> Iterator[Finding]:
-    """Take nearly all memory of a GPU while a server uses it; give it back, and look if all is as before.
+@dataclass(frozen=True, slots=True)
+class FullDevice:
+    """Model and texts of the check, with their vectors by the reference."""
 
-    A server that has run a long input keeps its memory for the next one, which then cannot fail. So the long input
-    is the first one of its server, and each attempt has a server of its own, with less memory left.
-    """
-    if open_devices(device)[0].type != "cuda":
-        yield Finding(_NAME, "", "left out", right=True, note="the memory of a CPU cannot be filled safely")
-        return
-    model = str(_long_model(folder / "long"))
-    short = list(dict.fromkeys(texts_of([1 + place % _SHORT_WORDS for place in range(volume.texts)])))
-    long = texts_of([_LONG_WORDS])
-    wanted = reference_vectors(model, [*short, *long])
-    for attempt in range(_ATTEMPTS):
-        with serving(Options(model=model, device=device).serve_command()) as server:
-            check = _Check(server, open_devices(device)[0], server.card().dtype, short, long, wanted, volume)
-            findings = list(check.run(_LEFT / 2**attempt))
-        if not check.ran_beside or attempt == _ATTEMPTS - 1:
-            yield from findings
-            return
+    model: Path
+    short: Sequence[str]
+    long: Sequence[str]
+    """The one long text."""
+    wanted: Vectors
+    """Vectors of the short texts, then that of the long one."""
+
+    @classmethod
+    def prepare(cls, folder: Path, texts: int) -> FullDevice:
+        """Make the model and the texts. It needs no GPU, so other checks may use it meanwhile."""
+        model = _long_model(folder / "long")
+        short = list(dict.fromkeys(texts_of([1 + place % _SHORT_WORDS for place in range(texts)])))
+        long = texts_of([_LONG_WORDS])
+        return cls(model, short, long, reference_vectors(str(model), [*short, *long]))
+
+    def check(self, device: str, volume: Volume) -> Iterator[Finding]:
+        """Take nearly all memory from a server on a GPU, and give it back.
+
+        A server that has run a long input keeps its memory for the next one, which then cannot fail. So the long input
+        is the first one of its server, and each attempt has a server of its own, with less memory left.
+        """
+        for attempt in range(_ATTEMPTS):
+            with serving(Options(model=str(self.model), device=device).serve_command()) as server:
+                run = _Attempt(self, server, open_devices(device)[0], server.card().dtype, volume)
+                findings = list(run.findings(_LEFT / 2**attempt))
+            if not run.ran_beside or attempt == _ATTEMPTS - 1:
+                yield from findings
+                return
 
 
 def _long_model(folder: Path) -> Path:
@@ -84,22 +96,18 @@ def _long_model(folder: Path) -> Path:
 
 
 @dataclass(slots=True)
-class _Check:
+class _Attempt:
     """One attempt on a server of its own."""
 
+    given: FullDevice
     server: Server
     device: torch.device
     dtype: str
-    short: Sequence[str]
-    long: Sequence[str]
-    """The one long text."""
-    wanted: Vectors
-    """Vectors by the reference: those of the short texts, then that of the long one."""
     volume: Volume
     ran_beside: bool = False
     """True: the long input has run although the device was full."""
 
-    def run(self, left: float) -> Iterator[Finding]:
+    def findings(self, left: float) -> Iterator[Finding]:
         """Run all steps.
 
         Args:
@@ -114,24 +122,24 @@ class _Check:
         self.ran_beside = reply.status == 200
         body = reply.body[:200].decode(errors="replace")
         right = reply.status == _STATUS and _WORDS in body
-        yield Finding(_NAME, way, "the long input fails", right=right, note=f"{reply.status} {body}")
+        yield Finding(NAME, way, "the long input fails", right=right, note=f"{reply.status} {body}")
         yield from self._judged(way, during)
         yield self._long_is_right()
         after = self._send()
         yield from self._judged("after", after)
         note = f"{before.rate:.0f} requests/s before, {during.rate:.0f} meanwhile, {after.rate:.0f} after"
         ratio = after.rate / before.rate
-        yield Finding(_NAME, "after", f"throughput is {ratio:.2f} of before", right=ratio >= _SLOWEST, note=note)
-        yield from idle(_NAME, "after", self.server)
+        yield Finding(NAME, "after", f"throughput is {ratio:.2f} of before", right=ratio >= _SLOWEST, note=note)
+        yield from idle(NAME, "after", self.server)
 
     def _send(self) -> Result:
-        given = asks(self.volume.requests, len(self.short), most=1, leaving=0.0)
-        return send(self.server.port, self.short, given, self.volume.clients)
+        given = asks(self.volume.requests, len(self.given.short), most=1, leaving=0.0)
+        return send(self.server.port, self.given.short, given, self.volume.clients)
 
     def _send_beside(self) -> tuple[Result, Reply]:
         """Send the long text, and the short ones until it has its answer."""
         with ThreadPoolExecutor(1) as thread:
-            long = thread.submit(embed, self.server.port, self.long)
+            long = thread.submit(embed, self.server.port, self.given.long)
             parts = [self._send()]
             while not long.done():
                 parts.append(self._send())
@@ -139,14 +147,14 @@ class _Check:
         return Result(outcomes, sum(part.seconds for part in parts)), long.result()
 
     def _judged(self, way: str, sent: Result) -> list[Finding]:
-        return judge(_NAME, way, sent.outcomes, self.wanted[: len(self.short)], self._bound)
+        return judge(NAME, way, sent.outcomes, self.given.wanted[: len(self.given.short)], self._bound)
 
     def _long_is_right(self) -> Finding:
-        reply = embed(self.server.port, self.long)
-        finding = Finding(_NAME, "after", "the same long input", right=False)
+        reply = embed(self.server.port, self.given.long)
+        finding = Finding(NAME, "after", "the same long input", right=False)
         if reply.status != 200:
             return replace(finding, note=f"{reply.status} {reply.body[:200].decode(errors='replace')}")
-        apart = float(row_differences(vectors_of(reply), self.wanted[-1:], self.wanted)[0])
+        apart = float(row_differences(vectors_of(reply), self.given.wanted[-1:], self.given.wanted)[0])
         return replace(finding, right=apart <= self._bound, difference=apart, bound=self._bound)
 
     @property

@@ -14,19 +14,21 @@ from staged_pool.runtime.model import ModelInput, Row
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Output, TextInput
 
-_BATCH: Final = 16
-"""Texts of one forward."""
+_TOKENS: Final = 2048
+"""Tokens of one forward, with padding; a longer text is alone."""
 
 
 def reference_vectors(model: str, texts: Sequence[str]) -> Vectors:
     """Compute the vectors of texts, each of length 1 and cut to the longest input: [texts, width]."""
     loaded = load_model(EngineConfig(model=model, offline=True, device="cpu", dtype="float32", attention="padded"))
     given = [ModelInput(TextInput(text, max_tokens=MODEL_MAX), DENSE_ONLY) for text in texts]
-    payloads = sorted(enumerate(prepared(loaded, given)), key=lambda one: one[1].tokens)
+    payloads = prepared(loaded, given)
+    places = sorted(range(len(payloads)), key=lambda place: payloads[place].tokens, reverse=True)
     vectors: dict[int, Vectors] = {}
-    for start in range(0, len(payloads), _BATCH):
-        part = payloads[start : start + _BATCH]
-        for (place, _), row in zip(part, loaded.forward([payload for _, payload in part]), strict=True):
+    while places:
+        count = max(1, _TOKENS // payloads[places[0]].tokens)
+        batch, places = places[:count], places[count:]
+        for place, row in zip(batch, loaded.forward([payloads[place] for place in batch]), strict=True):
             if not isinstance(row, Row):
                 raise RuntimeError(f"the reference failed on text {place}: {row}")
             values = row.values[Output.DENSE]

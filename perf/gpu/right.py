@@ -22,7 +22,7 @@ from staged_pool.runtime.machine.cores import usable_cores
 if TYPE_CHECKING:
     from perf.gpu.findings import Finding
 
-_QUICK_KINDS: Final = ("bert-mean", "bge-m3", "clip")
+_QUICK_KINDS: Final = ("bge-m3", "clip")
 _CORES_OF_WORKER: Final = 4
 """Cores for each process that checks tiny models."""
 _MOST_WORKERS: Final = 4
@@ -66,8 +66,8 @@ def right(
 
 def _all(folder: Path, device: str, model: str | None, *, quick: bool, started: float) -> Iterator[Finding]:
     """Run all checks; those of memory, and the sanitizer, have the device for themselves."""
-    from perf.gpu.findings import failed, guarded
-    from perf.gpu.full_device import check_full_device
+    from perf.gpu.findings import Finding, failed, guarded
+    from perf.gpu.full_device import NAME, FullDevice
     from perf.gpu.right_http import Volume, check_traffic
     from perf.gpu.sanitized import check_memory_accesses
     from perf.gpu.tiny_models import KINDS
@@ -76,17 +76,17 @@ def _all(folder: Path, device: str, model: str | None, *, quick: bool, started: 
     on_gpu = open_devices(device)[0].type == "cuda"
     volume = Volume(60, 8, 30, 30) if quick else Volume(2000, 32, 400, 120)
     traffic = partial(check_traffic, folder, device, model, volume)
-    with ThreadPoolExecutor(2 if on_gpu else 1) as threads:  # two kinds of load at once show more than one
-        parts = (
-            threads.submit(check_kinds, _QUICK_KINDS if quick else KINDS, folder, device),
-            threads.submit(lambda: list(guarded(traffic, partial(failed, "served", "", "traffic")))),
-        )
-        for part in parts:
-            yield from part.result()
-    yield from guarded(
-        partial(check_full_device, folder, device, volume), partial(failed, "served, full device", "", "memory")
-    )
-    if on_gpu:
+    # One thread makes and loads models: transformers changes torch for all threads meanwhile.
+    with ThreadPoolExecutor(1) as waiting, ThreadPoolExecutor(1) as loading:
+        tiny = waiting.submit(check_kinds, _QUICK_KINDS if quick else KINDS, folder, device)
+        served = loading.submit(lambda: list(guarded(traffic, partial(failed, "served", "", "traffic"))))
+        full = loading.submit(FullDevice.prepare, folder, volume.texts) if on_gpu else None
+        yield from tiny.result()
+        yield from served.result()
+    if full is None:
+        yield Finding(NAME, "", "left out", right=True, note="the memory of a CPU cannot be filled safely")
+    else:
+        yield from guarded(lambda: full.result().check(device, volume), partial(failed, NAME, "", "memory"))
         limit_s = min(_SANITIZER_LIMIT_S, _ALL_LIMIT_S - (time.perf_counter() - started))
         yield check_memory_accesses(device, limit_s)
 

@@ -53,7 +53,7 @@ def sanitized(*, device: Annotated[str, typer.Option(help="Device, as for `stage
         texts, images = (_load(build(kind, Path(name) / kind), device) for kind in ("bert-mean", "clip"))
         computed = _forward(texts, "text")
         typer.echo(f"{len(computed)} texts, in one call: {text_transformer(texts).attends_in_one_call}")
-        if device != "cpu":
+        if not texts.card.device.startswith("cpu"):
             replica = next(iter(texts.replicas))
             speedups = Speedups(text_transformer(texts), texts.card.max_tokens)
             with replica.launching("text"):

@@ -21,8 +21,11 @@ from perf.tools.client import Connection, Reply, post, retry_after_s
 
 Vectors = NDArray[np.float32]
 
-TIMEOUT_S: Final = 60.0
-"""Longest wait for an answer."""
+TIMEOUT_S: Final = 30.0
+"""Longest wait for an answer, and for the end of rejections of one request."""
+
+_FAILURES: Final = 2
+"""Failed connections after which a client sends no more requests."""
 
 _LEAVES_WITHIN_S: Final = 0.02
 """Longest stay of a client that leaves: about the time of an answer."""
@@ -178,14 +181,23 @@ def row_differences(found: Vectors, own: Vectors, wanted: Vectors) -> Vectors:
 
 def _client(port: int, texts: Sequence[str], given: Sequence[Ask]) -> list[Outcome]:
     """Send requests one after the other."""
-    outcomes = []
+    outcomes: list[Outcome] = []
+    failures, broken = 0, False
     with closing(Connection(port, timeout_s=TIMEOUT_S)) as connection:
         for ask in given:
+            if failures == _FAILURES:
+                outcomes.append(Outcome(ask, error="not sent, because connections of the client failed"))
+                continue
             try:
+                if broken:
+                    connection.reopen()
+                broken = False
                 outcomes.append(_outcome(connection, texts, ask))
-            except (OSError, ValueError) as error:
+            except OSError as error:
+                failures, broken = failures + 1, True
                 outcomes.append(Outcome(ask, error=f"{type(error).__name__}: {error}"))
-                connection.reopen()
+            except ValueError as error:
+                outcomes.append(Outcome(ask, error=str(error)))
     return outcomes
 
 
@@ -197,7 +209,8 @@ def _outcome(connection: Connection, texts: Sequence[str], ask: Ask) -> Outcome:
         connection.reopen()
         return Outcome(ask)
     reply = connection.exchange(message)
-    while (pause_s := retry_after_s(reply)) is not None:  # rejected under load: the client comes back, as it should
+    until = time.perf_counter() + TIMEOUT_S
+    while (pause_s := retry_after_s(reply)) is not None and time.perf_counter() < until:  # rejected under load
         time.sleep(pause_s)
         reply = connection.exchange(message)
     if reply.status != 200:

@@ -1,4 +1,4 @@
-"""Checks of tiny models, with doubles of the kernel and of recordings that only a GPU has."""
+"""Checks of tiny models, with doubles of the GPU's kernel and of recordings."""
 
 from __future__ import annotations
 
