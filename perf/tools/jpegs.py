@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -67,7 +67,7 @@ def clip_folder() -> Iterator[Path]:
 
     with TemporaryDirectory(prefix="perf-clip-") as name:
         folder = Path(name)
-        words = _write_tokenizer(folder)
+        words = write_word_tokenizer(folder, begin="<|startoftext|>", end="<|endoftext|>", longest=77)
         config = CLIPConfig()
         config.text_config.vocab_size = words
         config.text_config.bos_token_id, config.text_config.eos_token_id = words - 2, words - 1
@@ -77,25 +77,35 @@ def clip_folder() -> Iterator[Path]:
         yield folder
 
 
-def _write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer of the words of Python's documentation; return its vocabulary size."""
+def write_word_tokenizer(folder: Path, *, begin: str, end: str, longest: int, others: Sequence[str] = ()) -> int:
+    """Write a tokenizer of the words of Python's documentation; return its vocabulary size.
+
+    Args:
+        folder: Folder of the model.
+        begin: Token before each text. Empty: none.
+        end: Token behind each text, which also pads.
+        longest: Longest input, in tokens.
+        others: Further special tokens.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-    begin, end = "<|startoftext|>", "<|endoftext|>"
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(topics.values(), trainers.WordLevelTrainer(vocab_size=8000, special_tokens=["<unk>"]))
-    tokenizer.add_special_tokens([begin, end])  # last, because CLIP pools at the highest token id
-    first, last = tokenizer.token_to_id(begin), tokenizer.token_to_id(end)
+    marks = [mark for mark in (begin, end) if mark]
+    tokenizer.add_special_tokens([*others, *marks])  # the end last, because CLIP pools at the highest token id
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A {end}", special_tokens=[(begin, first), (end, last)]
+        single=" ".join([*[begin] * bool(begin), "$A", end]),
+        special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in marks],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77, "bos_token": begin, "eos_token": end,
-        "pad_token": end, "unk_token": "<unk>",
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": longest, "eos_token": end, "pad_token": end,
+        "unk_token": "<unk>",
     }  # fmt: skip
+    if begin:
+        settings["bos_token"] = begin
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     size: int = tokenizer.get_vocab_size()
     return size
