@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from perf.gpu.models import bert_folder
 from perf.tools.jpegs import write_word_tokenizer
@@ -171,7 +170,6 @@ _CHAT: Final = (
 @contextmanager
 def _making(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Make tensors on a device, in a data type, during the block."""
-    transformers_logging.disable_progress_bar()  # of files that are written
     before = torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)

@@ -9,7 +9,7 @@ import subprocess
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import anyio
 import typer
 
+from perf.gpu.speed_cells import COLUMNS, IMAGE_LOADS, NOTE, TEXT_LOADS, Cell, Load
 from perf.tools import report
 from perf.tools.client import post
 from perf.tools.jpegs import embedding_request, jpeg
-from perf.tools.report import number
 from perf.tools.servers import prepare_libraries
 from perf.tools.texts import SHAPES, Shape, TextSource, embeddings_body
 from staged_pool.runtime.config import EngineConfig
@@ -50,73 +50,6 @@ _IMAGES: Final = 64
 _BARE_IMAGES: Final = (8, 16, 64)
 """Batches of the bare forwards of images."""
 
-COLUMNS: Final = (
-    "load", "inputs/s", "tokens/s", "of bare", "idle", "utilized", "tokens a batch", "p50 ms", "p99 ms"
-)  # fmt: skip
-NOTE: Final = (
-    "of bare: tokens/s over those of bare forwards of the same inputs; idle: time between forwards, by events on the "
-    "device; utilized: time with a kernel on the device, by its driver"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One closed loop over HTTP."""
-
-    name: str
-    clients: int
-    bare: str = ""
-    """Name of the bare forwards that it is compared with. Empty: it is compared with none."""
-    judged: bool = False
-    """Held to `KEPT` and `IDLE`."""
-    without: str = ""
-    """Name of the part that is turned off. Empty: none is."""
-
-
-TEXT_LOADS: Final = (
-    Load("s1", 1),
-    Load("s1", 64),
-    Load("m8", 16, "m8"),
-    Load("m8", 64, "m8", judged=True),
-    Load("x64", 16, "x64"),
-    Load("x64", 64, "x64", judged=True),
-    Load("documents", 4, "x64"),
-)
-IMAGE_LOADS: Final = (Load("image", 1), Load("image", 16, "16 images", judged=True), Load("image", 64, "64 images"))
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One measured rate of one model."""
-
-    model: str
-    load: str
-    clients: int
-    rate: Rate
-    of_bare: float | None
-
-    def row(self) -> list[str]:
-        """Return the cells of a row with `COLUMNS`."""
-        rate, use = self.rate, self.rate.use
-        summary = report.Summary.of(rate.latencies_ms)
-        return [
-            self.load,
-            number(rate.inputs_per_s),
-            number(rate.tokens_per_s),
-            *("-" if share is None else f"{share:.2f}" for share in (self.of_bare, use.idle, use.utilization)),
-            number(rate.batch_tokens),
-            *report.Summary.cells(summary)[:2],
-        ]
-
-    def result(self) -> dict[str, object]:
-        """Return the figures for the JSON file."""
-        rate = self.rate
-        return {
-            "model": self.model, "load": self.load, "clients": self.clients, "inputs_per_s": rate.inputs_per_s,
-            "tokens_per_s": rate.tokens_per_s, "of_bare": self.of_bare, "use": asdict(rate.use),
-            "batch_tokens": rate.batch_tokens, "ms": report.Summary.of(rate.latencies_ms),
-        }  # fmt: skip
-
 
 def speed(
     *,
@@ -130,6 +63,8 @@ def speed(
 ) -> None:
     """Measure bare forwards, the engine and HTTP on models of real sizes."""
     prepare_libraries()
+    from transformers.utils import logging
+
     from perf.gpu.hosted import generators
     from perf.gpu.large_models import LARGE_MODELS, SHORT_MODELS
 
@@ -137,6 +72,7 @@ def speed(
     names = [one.name for one in known] if only is None else [name.strip() for name in only.split(";")]
     if unknown := set(names) - {one.name for one in known}:
         raise typer.BadParameter(f"unknown models: {', '.join(unknown)}; known: {', '.join(one.name for one in known)}")
+    logging.disable_progress_bar()  # of files that are written
     settings = {"device": device, "models": names, "seconds": seconds, "loads": SHAPES}
     with (
         report.recording("gpu-speed", settings, folder=results) as record,

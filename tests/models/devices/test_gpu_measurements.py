@@ -14,17 +14,22 @@ from perf.tools.servers import ROOT
 pytestmark = pytest.mark.long
 
 
-def test_a_device_is_checked_and_timed_in_one_go(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "perf.gpu", "--device", "cpu", "--quick", "--results", str(tmp_path)]
+def test_models_are_measured_bare_in_the_engine_and_over_http(tmp_path: Path) -> None:
+    names = "BERT, 1 layer;CLIP, 1 layer"
+    command = [sys.executable, "-m", "perf.gpu", "speed", "--device", "cpu", "--quick", "--seconds", "0.05",
+               "--only", names, "--results", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = json.loads((tmp_path / "gpu.json").read_text())["results"]
-    assert all(check["difference"] <= check["limit"] for check in results["checks"])
-    assert {check["model"] for check in results["checks"]} == {"bert-mean", "the one that is timed", "clip"}
-    assert [cell["tokens"] for cell in results["forwards"]] == [64, 256]
-    assert [cell["clients"] for cell in results["http"]] == [1, 8]
-    assert all(cell["texts_per_s"] > 0 for cell in results["http"])
-    assert (tmp_path / "gpu.md").read_text().startswith("| way, tokens |")
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    results = json.loads((tmp_path / "gpu-speed.json").read_text())["results"]
+    assert results["failures"] == []
+    cells = {(cell["model"], cell["load"]): cell for cell in results["cells"]}
+    assert {"bare x64", "engine x64, 64", "HTTP x64, 64", "HTTP documents, 4"} <= {
+        load for model, load in cells if model == "BERT, 1 layer"
+    }
+    assert {"bare 16 images", "engine image, 16", "HTTP image, 16"} <= {
+        load for model, load in cells if model == "CLIP, 1 layer"
+    }
+    assert all(cell["tokens_per_s"] > 0 for cell in cells.values())
 
 
 _RIGHT = "import typer; from perf.gpu.right import right; typer.run(right)"
