@@ -15,8 +15,8 @@ from staged_pool.runtime.model import SparseVector, Values
 from staged_pool.runtime.models.kernels.self_check import difference
 from staged_pool.runtime.requests import Output
 
-_ERROR_CHARACTERS: Final = 300
-"""Most characters of an error's text in a finding."""
+_FIRST, _LAST = 100, 200
+"""Characters of a long error's text that a finding keeps: a server's error ends with its last words."""
 
 _BY_TOKEN: Final = frozenset({Output.MULTI_VECTOR, Output.TOKEN_LABELS})
 """Outputs with a row for each token."""
@@ -58,7 +58,9 @@ def compared(model: str, way: str, subject: str, *, found: Tensor, wanted: Tenso
 def failed(model: str, way: str, subject: str, error: BaseException) -> Finding:
     """Return the finding of a check that raised."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return Finding(model, way, subject, right=False, note=text[:_ERROR_CHARACTERS])
+    if len(text) > _FIRST + _LAST:
+        text = f"{text[:_FIRST]} … {text[-_LAST:]}"
+    return Finding(model, way, subject, right=False, note=text)
 
 
 def guarded(check: Callable[[], Iterable[Finding]], fail: Callable[[BaseException], Finding]) -> Iterator[Finding]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from perf.gpu.findings import Finding
+from perf.gpu.findings import Finding, failed, guarded
 from perf.gpu.inputs import texts_of
 from perf.gpu.models import bert_folder
 from perf.gpu.reference import reference_vectors
@@ -71,7 +72,8 @@ class FullDevice:
         for attempt in range(_ATTEMPTS):
             with serving(Options(model=str(self.model), device=device).serve_command()) as server:
                 run = _Attempt(self, server, open_devices(device)[0], server.card().dtype, volume)
-                findings = list(run.findings(_LEFT / 2**attempt))
+                steps = partial(run.findings, _LEFT / 2**attempt)
+                findings = list(guarded(steps, partial(failed, NAME, "", "the next step")))
             if not run.ran_beside or attempt == _ATTEMPTS - 1:
                 yield from findings
                 return

@@ -55,8 +55,8 @@ def right(
         TemporaryDirectory(prefix="perf-gpu-") as name,
         report.recording("gpu-right", settings, folder=results) as record,
     ):
-        findings = list(_all(Path(name), device, model, quick=quick, started=started))
         record.results["device"] = device_facts(device)
+        findings = list(_all(Path(name), device, model, quick=quick, started=started))
         record.results["findings"] = findings
         record.results["seconds"] = round(time.perf_counter() - started, 1)
     show(findings)
@@ -88,7 +88,8 @@ def _all(folder: Path, device: str, model: str | None, *, quick: bool, started: 
     else:
         yield from guarded(lambda: full.result().check(device, volume), partial(failed, NAME, "", "memory"))
         limit_s = min(_SANITIZER_LIMIT_S, _ALL_LIMIT_S - (time.perf_counter() - started))
-        yield check_memory_accesses(device, limit_s)
+        sanitized = partial(check_memory_accesses, device, limit_s)
+        yield from guarded(lambda: [sanitized()], partial(failed, "compute-sanitizer", "memcheck", "start"))
 
 
 def check_kinds(kinds: Iterable[str], folder: Path, device: str) -> list[Finding]:
