@@ -25,7 +25,8 @@ NAIVE: Final = "naive"
 AGREED: Final = 0.999
 """Minimum cosine of the vectors of a server with ours, in bfloat16."""
 
-START_TIMEOUT_S: Final = 90.0
+START_TIMEOUT_S: Final = {"cuda": 60.0, "cpu": 120.0}
+"""Limit for the start of a server, by the type of the device: time on a GPU is short, and a busy CPU is slow."""
 
 _INFINITY_PROGRAM: Final = "from infinity_emb.cli import cli; cli()"
 _INFINITY_BATCH: Final = 128
@@ -41,6 +42,7 @@ class Rival:
     name: str
     command: list[str]
     """Command, to which `--port` is appended."""
+    start_timeout_s: float
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -71,13 +73,14 @@ def rivals(folder: Path, device: torch.device, dtype: DType, infinity: Path | No
         "PEER_THREADS": str(os.cpu_count() or 1),
     }
     ours = Options(model=str(folder), device=str(device), dtype=dtype).serve_command()
-    found = [Rival(OURS, ours)]
+    limit_s = START_TIMEOUT_S[device.type]
+    found = [Rival(OURS, ours, limit_s)]
     if infinity is not None:
         command = _infinity(infinity, folder, device, dtype)
-        found.append(Rival(f"{INFINITY}-bettertransformer", [*command, "--bettertransformer"]))
-        found.append(Rival(f"{INFINITY}-sdpa", [*command, "--no-bettertransformer"]))
-    found.append(Rival(f"{NAIVE}-inline", naive, variables))
-    found.append(Rival(f"{NAIVE}-threadpool", [*naive, "--threadpool"], variables))
+        found.append(Rival(f"{INFINITY}-bettertransformer", [*command, "--bettertransformer"], limit_s))
+        found.append(Rival(f"{INFINITY}-sdpa", [*command, "--no-bettertransformer"], limit_s))
+    found.append(Rival(f"{NAIVE}-inline", naive, limit_s, variables))
+    found.append(Rival(f"{NAIVE}-threadpool", [*naive, "--threadpool"], limit_s, variables))
     return tuple(found)
 
 
@@ -146,7 +149,7 @@ def _starting(rival: Rival, scratch: Path) -> AbstractContextManager[Server]:
         folder=scratch,
         variables=offline | dict(rival.variables),
         without=PREPARED,  # each server as it starts for its users
-        start_timeout_s=START_TIMEOUT_S,
+        start_timeout_s=rival.start_timeout_s,
     )
 
 
