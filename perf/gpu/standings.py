@@ -131,6 +131,6 @@ class Standings:
 
 
 def _shortened(reason: str) -> str:
-    """Return the last line of a reason, where a traceback has its error."""
-    lines = reason.strip().splitlines() or ["no reason"]
-    return lines[-1][-160:]
+    """Return the first line of a reason, and the last one with the error."""
+    lines = [line.strip() for line in reason.strip().splitlines()] or ["no reason"]
+    return " ".join(dict.fromkeys((lines[0], lines[-1][-160:])))

@@ -72,13 +72,13 @@ def test_rows_have_figures_by_cell_and_then_the_failures() -> None:
     standings = _standings(staged_pool=30, naive_inline=20)
     standings.figures(Cell("s1", 1), OURS).add(_outcome(7), 1)
     standings.figures(CELL, "infinity-sdpa").add(_outcome(60), 8)
-    standings.failures["infinity-bettertransformer"] = "a traceback\nRuntimeError: no kernel"
+    standings.failures["infinity-bettertransformer"] = "it ended with code 1:\n  File 1\nRuntimeError: no kernel"
     assert standings.rows() == [
         ["m8, 16: staged-pool", "240", "10", "10", "1", "-"],
         ["m8, 16: naive-inline", "160", "10", "10", "1", "1.50"],
         ["m8, 16: infinity-sdpa", "480", "10", "10", "1", "0.50"],
         ["s1, 1: staged-pool", "7", "10", "10", "1", "-"],
-        ["infinity-bettertransformer: RuntimeError: no kernel", "-", "-", "-", "0", "-"],
+        ["infinity-bettertransformer: it ended with code 1: RuntimeError: no kernel", "-", "-", "-", "0", "-"],
     ]
 
 
