@@ -288,3 +288,4 @@ class _Measurement:
     def _keep(self, model: str, load: str, clients: int, rate: Rate, bare: float | None) -> None:
         of_bare = None if bare is None else 1.0 if not clients else rate.tokens_per_s / bare
         self._cells.append(Cell(model, load, clients, rate, of_bare))
+        report.console.print(model, *self._cells[-1].row())  # the command may be stopped before its tables

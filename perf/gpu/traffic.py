@@ -149,7 +149,7 @@ def judge(model: str, way: str, outcomes: Sequence[Outcome], wanted: Vectors, bo
     if found.shape[1] != wanted.shape[1]:
         note = f"vectors have {found.shape[1]} numbers instead of {wanted.shape[1]}"
         return [*findings, Finding(model, way, "vectors", right=False, note=note)]
-    others = int((nearest(found, wanted) != places).sum())
+    others = int(answers_of_others(found, places, wanted, bound).sum())
     findings.append(Finding(model, way, f"{others} of {len(rows)} vectors are those of other texts", right=not others))
     worst = float(row_differences(found, wanted[places], wanted).max())
     most = bound * _WORST
@@ -157,6 +157,22 @@ def judge(model: str, way: str, outcomes: Sequence[Outcome], wanted: Vectors, bo
     findings.append(Finding(model, way, subject, right=worst <= most, difference=worst, bound=most))
     everything = torch.from_numpy(found), torch.from_numpy(wanted[places])
     return [*findings, compared(model, way, "all vectors", found=everything[0], wanted=everything[1], bound=bound)]
+
+
+def answers_of_others(found: Vectors, places: NDArray[np.int64], wanted: Vectors, bound: float) -> NDArray[np.bool_]:
+    """Tell for each vector if it is that of another text.
+
+    Two texts whose references differ by no more than rounding cannot be told apart, and count as one.
+
+    Args:
+        found: [rows, width].
+        places: Place of each row's own text in `wanted`.
+        wanted: Vectors of all texts by the reference, [texts, width].
+        bound: Largest relative difference that is rounding; see `row_differences`.
+    """
+    closest = nearest(found, wanted)
+    apart = row_differences(wanted[closest], wanted[places], wanted) > bound
+    return (closest == -1) | ((closest != places) & apart)
 
 
 def nearest(found: Vectors, wanted: Vectors) -> NDArray[np.int64]:
