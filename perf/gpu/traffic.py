@@ -172,7 +172,8 @@ def answers_of_others(found: Vectors, places: NDArray[np.int64], wanted: Vectors
     """
     closest = nearest(found, wanted)
     apart = row_differences(wanted[closest], wanted[places], wanted) > bound
-    return (closest == -1) | ((closest != places) & apart)
+    others: NDArray[np.bool_] = (closest == -1) | ((closest != places) & apart)
+    return others
 
 
 def nearest(found: Vectors, wanted: Vectors) -> NDArray[np.int64]:
