@@ -142,7 +142,8 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
         encoder = _with_workers(encoder, config, threads)
     else:
         for replica in replicas:
-            record_forwards(found.name, replica, wanted=config.cuda_graphs)
+            if config.cuda_graphs:
+                record_forwards(found.name, replica, batch_tokens)
             replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     log_card(encoder.card)

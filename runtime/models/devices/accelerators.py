@@ -11,6 +11,7 @@ import torch
 
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.models.devices.launch import Replica
+from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, cuda_recorder
@@ -20,8 +21,8 @@ from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
 
-_RECORDED_PARAMETERS: Final = 200_000_000
-"""Largest model that is recorded, in weights. For a larger one, kernels take longer than their launch."""
+_RECORDED_WORK: Final = 10**13
+"""Largest recorded forward, in weights times tokens. A larger one takes longer to compute than to launch."""
 
 _MEASURED_TOKENS: Final = 4096
 """Tokens of the batch that memory is measured with. A larger batch takes as much for each token."""
@@ -58,25 +59,35 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
-    """Record forwards of texts for a few batch sizes; see `Speedups.record`.
+def record_forwards(name: str, replica: Replica, batch_tokens: int) -> None:
+    """Record forwards of texts, and of images of one size, for a few batch sizes.
+
+    See `Speedups.record` and `ImageEncoder.record`.
 
     Args:
         name: Name of the model, for the log.
-        replica: Replica on a GPU. A large model is not recorded.
-        wanted: Setting of the user.
+        replica: Replica on a GPU.
+        batch_tokens: Tokens of the largest batch of the settings.
     """
-    tower = replica.towers.get("text")
-    if not wanted or not isinstance(tower, TextTower) or tower.parameters > _RECORDED_PARAMETERS:
-        return
-    with replica.launching("text"):
-        reason = Speedups(tower.transformer, tower.max_tokens).record(
-            cuda_recorder(replica.device), _with_progress(BUCKETS, replica.device)
-        )
-    if reason:
-        log.info("model.not_recorded", model=name, device=str(replica.device), reason=reason)
-    if tokens := [bucket.tokens for bucket in tower.transformer.recorded]:
-        log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
+    for lane, tower in replica.towers.items():
+        tokens = min(batch_tokens, _RECORDED_WORK // max(1, tower.parameters))
+        with replica.launching(lane):
+            recorder = cuda_recorder(replica.device)
+            if isinstance(tower, TextTower):
+                buckets = [bucket for bucket in BUCKETS if bucket.tokens <= tokens]
+                reason = Speedups(tower.transformer, tower.max_tokens).record(
+                    recorder, _with_progress(buckets, replica.device)
+                )
+                recorded = [bucket.tokens for bucket in tower.transformer.recorded]
+            elif isinstance(tower, ImageTower):
+                reason = tower.record(recorder, tokens)
+                recorded = [count * tower.sample_tokens for count in tower.encoder.recorded]
+            else:
+                continue
+        if reason:
+            log.info("model.not_recorded", model=name, lane=lane, device=str(replica.device), reason=reason)
+        if recorded:
+            log.info("model.recorded", model=name, lane=lane, device=str(replica.device), tokens=recorded)
 
 
 def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:

@@ -19,7 +19,9 @@ from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
+from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
+from staged_pool.runtime.models.vision.image_graphs import COUNTS
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger
@@ -72,8 +74,23 @@ class ImageTower:
 
     def sample_batch(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
         pixels = self.samples[0]
-        count = max(1, round(sum(sizes) / self._tokens(pixels)))
-        return [PreparedImage(pixels, frozenset(self.heads), self._tokens(pixels))] * count
+        count = max(1, round(sum(sizes) / self.sample_tokens))
+        return [PreparedImage(pixels, frozenset(self.heads), self.sample_tokens)] * count
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a test image."""
+        return self._tokens(self.samples[0])
+
+    def record(self, recorder: Recorder, tokens: int) -> str | None:
+        """Record forwards of images of the usual shape; see `ImageEncoder.record`.
+
+        Args:
+            recorder: See `Recorder`.
+            tokens: Most tokens of a recorded forward.
+        """
+        counts = [count for count in COUNTS if count * self.sample_tokens <= tokens]
+        return self.encoder.record(recorder, self.samples[0], counts)
 
     def _prepare(self, given: ModelInput) -> Preprocessed:
         image = _lone_image(given)

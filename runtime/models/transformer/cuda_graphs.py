@@ -1,21 +1,23 @@
 """CUDA graphs: forwards recorded once for a few batch sizes, and replayed.
 
-A small batch of a small encoder spends most of its time on the host, which launches a hundred kernels of a few
-microseconds each. A CUDA graph launches all of them at once. It reads and writes the memory that it was recorded with,
-so a batch is copied into the inputs of the smallest recorded size that holds it.
+The host launches hundreds of kernels for a forward. Each launch takes microseconds, and gives the interpreter lock to
+another thread that waits for it. A CUDA graph launches all kernels at once. It reads and writes the memory that it was
+recorded with, so a batch is copied into the inputs of the smallest recorded size that holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from staged_pool.runtime.models.kernels.attention import Bounds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+
+T = TypeVar("T")
 
 
 class Bucket(NamedTuple):
@@ -25,24 +27,37 @@ class Bucket(NamedTuple):
     sequences: int
 
 
-BUCKETS: Final = tuple(Bucket(1 << power, 1 << power - 3) for power in range(6, 11))
-"""Recorded sizes: 64 to 1024 tokens.
+def _buckets() -> Iterator[Bucket]:
+    """Make the recorded sizes, from small to large.
 
-Larger batches take longer to compute than to launch. A bucket has one sequence for eight tokens: with more, attention
-would mostly run for sequences that are not there.
-"""
+    A filled bucket wastes nothing, and any other computes its filler as well. So the sizes that take long are dense:
+    above 1024 tokens, there are four in each octave. A bucket has one sequence for eight tokens: with more, attention
+    would mostly run for sequences that are not there.
+    """
+    for power in range(6, 15):
+        steps = (4,) if power < 10 else (4, 5, 6, 7)
+        for step in steps if power < 14 else (4,):
+            tokens = step << power - 2
+            yield Bucket(tokens, min(tokens // 8, 512))
+
+
+BUCKETS: Final = tuple(_buckets())
+"""Recorded sizes: 64 to 16,384 tokens, the largest batch by default."""
+
+LONGEST: Final = 2048
+"""Longest sequence of a recorded forward, in tokens. Attention starts its blocks for as many, in each sequence."""
 
 
 def bucket_for(tokens: int, sequences: int, buckets: Iterable[Bucket]) -> Bucket | None:
-    """Return the first bucket that holds a batch, or None."""
+    """Return the first bucket that holds a batch, or None. The buckets come from small to large."""
     return next((bucket for bucket in buckets if tokens <= bucket.tokens and sequences <= bucket.sequences), None)
 
 
 class Recorder(Protocol):
     """Records the kernels that a function launches."""
 
-    def __call__(self, run: Callable[[], Tensor], /) -> tuple[Callable[[], object], Tensor]:
-        """Record `run`; return a function that replays it, and the tensor that the replay writes to."""
+    def __call__(self, run: Callable[[], T], /) -> tuple[Callable[[], object], T]:
+        """Record `run`; return a function that replays it, and its result, whose tensors the replay writes to."""
         ...
 
 
@@ -54,7 +69,7 @@ def cuda_recorder(device: torch.device) -> Recorder:
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+    def record(run: Callable[[], T]) -> tuple[Callable[[], object], T]:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             run()  # at the first call libraries initialize themselves, which cannot be recorded
@@ -109,7 +124,7 @@ class Graphs:
         return tuple(self._recordings)
 
     def record(self, bucket: Bucket) -> None:
-        """Record one more size. Call it from small to large.
+        """Record one more size. From large to small, the later ones use the memory of the first.
 
         Raises:
             RuntimeError: The forward cannot be recorded, for example because it waits for the device.
@@ -117,7 +132,7 @@ class Graphs:
         numbers = torch.zeros((3, bucket.tokens), dtype=torch.int64, device=self._device)
         starts = torch.zeros(bucket.sequences + 2, dtype=torch.int32, device=self._device)
         # Filler behind a batch counts as a sequence; see `PackedBatch.bounds`.
-        longest = min(bucket.tokens, max(self._max_tokens, bucket.tokens // 8))
+        longest = min(bucket.tokens, max(min(self._max_tokens, LONGEST), bucket.tokens // 8))
         inputs = PackedBatch(
             ids=numbers[0],
             positions=numbers[1],
@@ -133,6 +148,7 @@ class Graphs:
         # Recorded without sequences: the kernels do not depend on them.
         replay, output = self._recorder(lambda: self._run(inputs))
         self._recordings[bucket] = _Recording(inputs, output, replay)
+        self._recordings = dict(sorted(self._recordings.items()))
 
     def forget(self, bucket: Bucket) -> None:
         """Drop the recording of a size, if there is one."""
@@ -146,7 +162,7 @@ class Graphs:
         """
         size = len(batch.ids)
         bucket = bucket_for(size, len(batch.sequences), self._recordings)
-        if bucket is None:
+        if bucket is None or batch.bounds.longest > self._recordings[bucket].inputs.bounds.longest:
             return None
         recording = self._recordings[bucket]
         inputs, starts = recording.inputs, batch.bounds.starts

@@ -14,7 +14,7 @@ from staged_pool.runtime.models.kernels.attention import takes_varlen
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.linear import prepack_linears
 from staged_pool.runtime.models.kernels.self_check import keep_if_equal
-from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, Graphs, Recorder
+from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, LONGEST, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 
@@ -83,11 +83,14 @@ class Speedups:
     def record(self, recorder: Recorder, buckets: Iterable[Bucket] = BUCKETS) -> str | None:
         """Record forwards of a few batch sizes, and replay them for batches that fit.
 
-        If one size fails, the smaller ones stay recorded. Nothing is recorded if sequences do not attend in one call.
+        A size that fails is left out, and the others stay. Nothing is recorded if sequences do not attend in one call.
 
         Args:
             recorder: See `Recorder`.
-            buckets: The sizes, from small to large.
+            buckets: The sizes.
+
+        Returns:
+            The reason why the first size that failed is left out. None: all are recorded.
         """
         transformer = self._transformer
         if not transformer.attends_in_one_call:
@@ -101,8 +104,8 @@ class Speedups:
             recorder,
             types=transformer.rows.takes_types,
         )
-        reason = None
-        for bucket in buckets:
+        reasons = []
+        for bucket in sorted(buckets, reverse=True):  # the large ones first: the others use their memory again
             probes = [transformer.pack(sequences) for sequences in self._probes_for(bucket)]
             name = f"{type(transformer.model).__name__}, recorded for {bucket.tokens} tokens,"
             transformer.graphs = None
@@ -113,11 +116,11 @@ class Speedups:
                 name=name,
                 dtype=transformer.model.dtype,
             )
-            if reason:  # larger sizes would fail, too
+            if reason:
                 graphs.forget(bucket)
-                break
+                reasons.append(reason)
         transformer.graphs = graphs if graphs.buckets else None
-        return reason
+        return reasons[0] if reasons else None
 
     def _record(self, graphs: Graphs, bucket: Bucket) -> Callable[[], None]:
         """Record one size, and replay from then on. Returns the undo."""
@@ -128,7 +131,7 @@ class Speedups:
     def _probes_for(self, bucket: Bucket) -> Iterator[Sequence[TokenSequence]]:
         """Make two batches of this size: data that the first one leaves behind would spoil the second."""
         probes, random = self._transformer.probes(self._max_tokens), np.random.default_rng(0)
-        length = min(self._max_tokens, bucket.tokens // 4)
+        length = min(self._max_tokens, LONGEST, bucket.tokens // 4)
         for share in (0.75, 0.625):
             count = int(bucket.tokens * share / length)
             yield probes.random_sequences([max(1, length - place % 3) for place in range(count)], random)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,9 @@ from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.kernels.transfer import send_arrays
+from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
+from staged_pool.runtime.models.vision.image_graphs import ImageGraphs, ImageValues
 from staged_pool.runtime.models.vision.patches import flatten_patches
 
 
@@ -53,6 +55,8 @@ class ImageEncoder:
         self._forward: Callable[..., Any] = getattr(whole, "get_image_features", whole)
         self._scale = scale
         self._shapes_apart = False
+        self.graphs: ImageGraphs | None = None
+        """Recorded forwards. None: none are recorded."""
         self._any_shape = "spatial_shapes" in inspect.signature(image.forward).parameters
 
     @property
@@ -76,10 +80,54 @@ class ImageEncoder:
         """
         if not self._any_shape:
             pixels = to_device(images, self._scale, self.image.device, self.image.dtype)
-            return _features(self._forward(pixel_values=pixels), len(images))
+            values = None if self.graphs is None else self.graphs.values(pixels)
+            return _features(self._values(pixels) if values is None else values, len(images))
         if self._shapes_apart and len({image.grid for image in images}) > 1:
             return _joined([self.encode([image]) for image in images])
         return self._padded(images)
+
+    @property
+    def recorded(self) -> Sequence[int]:
+        """Numbers of images that have a recorded forward; see `record`."""
+        return () if self.graphs is None else self.graphs.counts
+
+    def record(self, recorder: Recorder, sample: Pixels, counts: Sequence[int]) -> str | None:
+        """Record forwards of images of one shape, and replay them for batches that fit.
+
+        A number of images that fails is left out, and the others stay.
+
+        Args:
+            recorder: See `Recorder`.
+            sample: An image of the shape.
+            counts: Numbers of images.
+
+        Returns:
+            The reason why the first number that failed is left out. None: all are recorded, or images differ in shape.
+        """
+        if self._any_shape:
+            return None
+        graphs = ImageGraphs(self._values, recorder)
+        reasons = []
+        for count in sorted(counts, reverse=True):  # the large ones first: the others use their memory again
+            probes = [_noise(sample, seed) for seed in range(2)]
+
+            def change(count: int = count) -> Callable[[], None]:
+                graphs.record(to_device([sample] * count, self._scale, self.image.device, self.image.dtype))
+                self.graphs = graphs
+                return partial(setattr, self, "graphs", None)
+
+            def compute(probes: Sequence[Pixels] = probes, count: int = count) -> Tensor:
+                # Cloned: the next replay overwrites the output of this one. Two batches: data that the first one leaves
+                # behind would spoil the second.
+                return torch.cat([_comparable(self.encode([probe] * max(1, count - 1))).clone() for probe in probes])
+
+            self.graphs = None
+            name = f"{type(self.image).__name__}, recorded for {count} images,"
+            if reason := keep_if_equal(change, compute, name=name, dtype=self.image.dtype):
+                graphs.forget(count)
+                reasons.append(reason)
+        self.graphs = graphs if graphs.counts else None
+        return reasons[0] if reasons else None
 
     def vector_count(self, image: Pixels) -> int:
         """Return the number of vectors that the transformer computes for an image."""
@@ -137,6 +185,13 @@ class ImageEncoder:
 
         return self._change(change, images)
 
+    def _values(self, pixels: Tensor, **others: Tensor) -> ImageValues:
+        """Run the model."""
+        given = self._forward(pixel_values=pixels, **others)
+        hidden: Tensor | None = getattr(given, "last_hidden_state", None)
+        own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
+        return ImageValues(hidden, own)
+
     def _change(self, change: Callable[[], Callable[[], None]], images: Sequence[Pixels]) -> str | None:
         name = type(self.image).__name__
         return keep_if_equal(change, lambda: _comparable(self.encode(images)), name=name, dtype=self.image.dtype)
@@ -154,25 +209,32 @@ class ImageEncoder:
         lengths, each = send_arrays([np.array(counts), *places], device).split_with_sizes([count, sum(counts)])
         rows = patches.new_zeros(count * longest, patches.shape[-1]).index_copy_(0, each, patches)
         real = torch.arange(longest, device=device) < lengths.unsqueeze(1)
-        given = self._forward(
-            pixel_values=rows.view(count, longest, -1),
+        values = self._values(
+            rows.view(count, longest, -1),
             pixel_attention_mask=real.long(),
             spatial_shapes=torch.tensor([image.grid for image in images]),  # the model reads it on the host
         )
-        found = _features(given, count)
+        found = _features(values, count)
         if found.hidden is None:
             return found
         return ImageFeatures(found.hidden.index_select(0, each), lengths, counts, found.own)
 
 
-def _features(given: Any, count: int) -> ImageFeatures:
-    """Convert a model's output for `count` images, all with the same number of vectors."""
-    hidden: Tensor | None = getattr(given, "last_hidden_state", None)
-    own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
+def _features(values: ImageValues, count: int) -> ImageFeatures:
+    """Join the values of `count` images, all with the same number of vectors."""
+    hidden, own = values
     if hidden is None:
         return ImageFeatures(None, torch.ones(count, dtype=torch.int64), [1] * count, own)
     lengths = torch.full((count,), hidden.shape[1], device=hidden.device)
     return ImageFeatures(hidden.flatten(0, 1), lengths, [hidden.shape[1]] * count, own)
+
+
+def _noise(sample: Pixels, seed: int) -> Pixels:
+    """Return an image of noise in the shape of another."""
+    values, random = sample.values, np.random.default_rng(seed)
+    if values.dtype == np.uint8:
+        return replace(sample, values=random.integers(256, size=values.shape, dtype=np.uint8))
+    return replace(sample, values=random.standard_normal(values.shape, dtype=np.float32))
 
 
 def _comparable(features: ImageFeatures) -> Tensor:

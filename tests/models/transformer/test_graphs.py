@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,16 @@ class Rerun:
         self.spoil = False
         self.sticks = False
         """A replay gives what the first one gave."""
-        self.fails_behind: int | None = None
-        """Recordings that succeed before one fails."""
-        self.recordings = 0
+        self.fails_at: int | None = None
+        """Call that fails, counted from 0."""
+        self.calls = 0
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self.error is not None:
             raise self.error
-        if self.recordings == self.fails_behind:
+        self.calls += 1
+        if self.calls - 1 == self.fails_at:
             raise RuntimeError("out of memory")
-        self.recordings += 1
         output, replayed = run().clone(), 0
 
         def replay() -> None:
@@ -138,8 +139,8 @@ def test_a_query_whose_expansion_nobody_sees_is_computed(transformer: PackedTran
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        ({"spoil": True}, "recorded for 64 tokens, gives other vectors"),
-        ({"sticks": True}, "recorded for 64 tokens, gives other vectors"),
+        ({"spoil": True}, "recorded for 128 tokens, gives other vectors"),
+        ({"sticks": True}, "recorded for 128 tokens, gives other vectors"),
         ({"error": RuntimeError("operation not permitted when stream is capturing")}, "not permitted"),
     ],
     ids=["wrong", "wrong for other data", "fails"],
@@ -162,19 +163,42 @@ def test_a_recording_that_is_not_right_is_left_off(
     assert recorder.replays == 0
 
 
+@pytest.mark.parametrize(("fails_at", "tokens"), [(0, 256), (1, 128), (2, 64)])
 @torch.inference_mode()
-def test_smaller_sizes_stay_where_a_larger_one_fails(transformer: PackedTransformer) -> None:
+def test_the_other_sizes_stay_where_one_fails(transformer: PackedTransformer, fails_at: int, tokens: int) -> None:
     batch = transformer.pack(sequences(5, 7))
     computed = transformer.hidden(batch)
+    buckets = (*SMALL, Bucket(256, 32))
     recorder = Rerun()
-    recorder.fails_behind = 1
-    why = Speedups(transformer, 64).record(recorder, (*SMALL, Bucket(256, 32)))
+    recorder.fails_at = fails_at
+    why = Speedups(transformer, 64).record(recorder, buckets)
     assert why is not None
-    assert "recorded for 128 tokens, fails: out of memory" in why
-    assert transformer.recorded == SMALL[:1]
+    assert f"recorded for {tokens} tokens, fails: out of memory" in why
+    assert transformer.recorded == tuple(bucket for bucket in buckets if bucket.tokens != tokens)
     recorder.replays = 0
     torch.testing.assert_close(transformer.hidden(batch), computed)
     assert recorder.replays == 1
+
+
+@torch.inference_mode()
+def test_a_sequence_that_is_longer_than_the_recorded_ones_is_computed(
+    transformer: PackedTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.runtime.models.transformer.cuda_graphs.LONGEST", 20)
+    recorder = Rerun()
+    assert Speedups(transformer, 64).record(recorder, SMALL) is None
+    recorder.replays = 0
+    transformer.hidden(transformer.pack(sequences(21, 4)))
+    assert recorder.replays == 0
+    transformer.hidden(transformer.pack(sequences(20, 4)))
+    assert recorder.replays == 1
+
+
+def test_a_large_batch_computes_at_most_a_quarter_more() -> None:
+    sizes = [bucket.tokens for bucket in BUCKETS]
+    assert sizes[0] == 64
+    assert sizes[-1] == 16_384
+    assert max(after / before for before, after in pairwise(sizes) if before >= 1024) == 1.25
 
 
 def test_without_one_call_for_all_sequences_nothing_is_recorded(tiny_folder: TinyFolder) -> None:
