@@ -155,7 +155,7 @@ class EngineConfig:
     )
     cuda_graphs: bool = setting(
         True,
-        "Record small batches of small models on a GPU as CUDA graphs, and replay them.",
+        "Record forwards of some batch sizes on a GPU as CUDA graphs, and replay them.",
         group="Device",
         more="Recording takes seconds at load, and some GPU memory; replay saves a launch for each kernel.",
     )
