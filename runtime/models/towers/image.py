@@ -21,7 +21,7 @@ from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
 from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
-from staged_pool.runtime.models.vision.image_graphs import COUNTS
+from staged_pool.runtime.models.vision.image_graphs import COUNTS, ImageValues
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger
@@ -82,7 +82,7 @@ class ImageTower:
         """Tokens of a test image."""
         return self._tokens(self.samples[0])
 
-    def record(self, recorder: Recorder, tokens: int) -> str | None:
+    def record(self, recorder: Recorder[ImageValues], tokens: int) -> str | None:
         """Record forwards of images of the usual shape; see `ImageEncoder.record`.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def bucket_for(tokens: int, sequences: int, buckets: Iterable[Bucket]) -> Bucket
     return next((bucket for bucket in buckets if tokens <= bucket.tokens and sequences <= bucket.sequences), None)
 
 
-class Recorder(Protocol):
+class Recorder(Protocol[T]):
     """Records the kernels that a function launches."""
 
     def __call__(self, run: Callable[[], T], /) -> tuple[Callable[[], object], T]:
@@ -61,7 +61,7 @@ class Recorder(Protocol):
         ...
 
 
-def cuda_recorder(device: torch.device) -> Recorder:
+def cuda_recorder(device: torch.device) -> Recorder[Any]:
     """Return a recorder of CUDA graphs.
 
     Its graphs share their memory, so all of them must be replayed on one stream.
@@ -107,7 +107,7 @@ class Graphs:
         run: Callable[[PackedBatch], Tensor],
         device: torch.device,
         max_tokens: int,
-        recorder: Recorder,
+        recorder: Recorder[Tensor],
         *,
         types: bool,
     ) -> None:

@@ -80,7 +80,7 @@ class Speedups:
 
         return self._keep_if_equal(change)
 
-    def record(self, recorder: Recorder, buckets: Iterable[Bucket] = BUCKETS) -> str | None:
+    def record(self, recorder: Recorder[Tensor], buckets: Iterable[Bucket] = BUCKETS) -> str | None:
         """Record forwards of a few batch sizes, and replay them for batches that fit.
 
         A size that fails is left out, and the others stay. Nothing is recorded if sequences do not attend in one call.

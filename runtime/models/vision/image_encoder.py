@@ -91,7 +91,7 @@ class ImageEncoder:
         """Numbers of images that have a recorded forward; see `record`."""
         return () if self.graphs is None else self.graphs.counts
 
-    def record(self, recorder: Recorder, sample: Pixels, counts: Sequence[int]) -> str | None:
+    def record(self, recorder: Recorder[ImageValues], sample: Pixels, counts: Sequence[int]) -> str | None:
         """Record forwards of images of one shape, and replay them for batches that fit.
 
         A number of images that fails is left out, and the others stay.

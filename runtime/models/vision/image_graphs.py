@@ -45,7 +45,7 @@ class ImageGraphs:
         recorder: See `Recorder`.
     """
 
-    def __init__(self, run: Callable[[Tensor], ImageValues], recorder: Recorder) -> None:
+    def __init__(self, run: Callable[[Tensor], ImageValues], recorder: Recorder[ImageValues]) -> None:
         self._run = run
         self._recorder = recorder
         self._recordings: dict[int, _Recording] = {}

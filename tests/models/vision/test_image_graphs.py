@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from tests.models.conftest import TinyFolder
 
 
 class Rerun:
-    """A double of a CUDA graph: runs the recorded call again, and overwrites what it gave before."""
+    """A double of a CUDA graph: runs the recorded call again, into the values of the first call."""
 
     def __init__(self) -> None:
         self.replays = 0
@@ -31,7 +30,7 @@ class Rerun:
         self.fails_at: int | None = None
         self.calls = 0
 
-    def __call__(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+    def __call__(self, run: Callable[[], ImageValues]) -> tuple[Callable[[], object], ImageValues]:
         self.calls += 1
         if self.calls - 1 == self.fails_at:
             raise RuntimeError("out of memory")
