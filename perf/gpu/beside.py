@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,12 +72,17 @@ def beside(
     infinity: Annotated[
         Path | None, typer.Option(help="Interpreter of an environment with infinity-emb. Default: without Infinity.")
     ] = None,
+    only: Annotated[str | None, typer.Option(help="The one model that is measured: MiniLM or bge-large.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run for less than a minute with a small model.")] = False,
     results: Annotated[Path, typer.Option(help="Folder for gpu-beside.json.")] = report.RESULTS,
 ) -> None:
     """Measure our server, naive servers and Infinity with the same weights, requests and load."""
     prepare_libraries()
     scope = QUICK if quick else FULL
+    if only is not None:
+        if only not in scope.models:
+            raise typer.BadParameter(f"{only!r} is none of the models: {', '.join(scope.models)}", param_hint="--only")
+        scope = replace(scope, models={only: scope.models[only]}, limit_s=scope.limit_s / len(scope.models))
     settings = {"device": device, "model": model, "infinity": str(infinity or ""), "scope": asdict(scope)}
     with (
         TemporaryDirectory(prefix="perf-beside-") as name,

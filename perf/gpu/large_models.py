@@ -139,13 +139,13 @@ def _write_qwen2_vl(
 
 
 LARGE_MODELS: Final = (
-    LargeModel("MiniLM-L6", "texts", BertSize(layers=6, width=384, heads=12).write),
-    LargeModel("bge-base", "texts", BertSize(layers=12, width=768, heads=12).write),
     LargeModel("bge-large", "texts", BertSize(layers=24, width=1024, heads=16).write),
     LargeModel("Qwen3-Embedding-0.6B", "texts", QwenSize(layers=28, width=1024, heads=16, inner=3072).write),
-    LargeModel("Qwen3-Embedding-4B", "texts", QwenSize(layers=36, width=2560, heads=32, inner=9728).write),
     LargeModel("CLIP-L", "images", _write_clip),
     LargeModel("Qwen2-VL-2B", "images", _write_qwen2_vl),
+    LargeModel("MiniLM-L6", "texts", BertSize(layers=6, width=384, heads=12).write),
+    LargeModel("bge-base", "texts", BertSize(layers=12, width=768, heads=12).write),
+    LargeModel("Qwen3-Embedding-4B", "texts", QwenSize(layers=36, width=2560, heads=32, inner=9728).write),
 )
 """Models of the sizes that their authors publish."""
 

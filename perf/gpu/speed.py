@@ -56,6 +56,7 @@ def speed(
     device: Annotated[str, typer.Option(help="Device, as for `staged-pool serve`.")] = "auto",
     only: Annotated[str | None, typer.Option(help="Names of models, with semicolons between them.")] = None,
     seconds: Annotated[float, typer.Option(help="Length of one measurement.")] = 2.0,
+    limit: Annotated[float, typer.Option(help="Seconds after which no further model begins.")] = 200.0,
     preprocess_limit: Annotated[int | None, typer.Option(help="As for `staged-pool serve`.")] = None,
     profiles: Annotated[Path | None, typer.Option(help="Folder for profiles of missed targets, by py-spy.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run for about a minute, as a check.")] = False,
@@ -91,9 +92,10 @@ def speed(
             record,
             generate,
         )
+        stop_at = time.perf_counter() + limit
         for model in known:
             if model.name in names:
-                measurement.run(model)
+                measurement.run(model, stop_at)
         measurement.show()
 
 
@@ -129,9 +131,11 @@ class _Measurement:
         self._cells: list[Cell] = []
         self._failures: list[str] = []
 
-    def run(self, model: LargeModel) -> None:
+    def run(self, model: LargeModel, stop_at: float) -> None:
         """Make one model, and measure it; a failure is kept for the end."""
-        began = time.perf_counter()
+        if (began := time.perf_counter()) > stop_at:
+            self._failures.append(f"{model.name}: not measured, because the time is over")
+            return
         try:
             self._measure(model)
         except Exception as error:  # noqa: BLE001  # the other models are measured all the same
@@ -280,10 +284,10 @@ class _Measurement:
         if program is None or self._scope.profiles is None:
             return
         file = self._scope.profiles / f"{name.replace(' ', '-')}.txt"
-        command = [program, "record", "--gil", "--rate", "250", "--duration", "2", "--format", "raw", "--output",
+        command = [program, "record", "--gil", "--rate", "250", "--duration", "1", "--format", "raw", "--output",
                    str(file), "--pid", str(os.getpid())]  # fmt: skip
         async with await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-            await served.http(self._generate, requests, clients=self._scope.clients(load.clients), seconds=4.0)
+            await served.http(self._generate, requests, clients=self._scope.clients(load.clients), seconds=2.5)
 
     def _keep(self, model: str, load: str, clients: int, rate: Rate, bare: float | None) -> None:
         of_bare = None if bare is None else 1.0 if not clients else rate.tokens_per_s / bare

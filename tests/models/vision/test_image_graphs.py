@@ -44,7 +44,7 @@ class Rerun:
             if replayed > 1 and self.sticks:
                 return
             for values, now in zip(kept, run(), strict=True):
-                if values is not None:
+                if values is not None and now is not None:
                     values.copy_(now + 10 * torch.randn_like(now) if self.spoils else now)
 
         return replay, kept
