@@ -142,9 +142,9 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
         encoder = _with_workers(encoder, config, threads)
     else:
         for replica in replicas:
-            if config.cuda_graphs:
-                record_forwards(found.name, replica, batch_tokens)
             replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
+            if config.cuda_graphs:  # now, since a replay takes no memory, and another forward may follow
+                record_forwards(found.name, replica, batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     log_card(encoder.card)
     return encoder
