@@ -140,7 +140,7 @@ def recording(command: str, settings: Mapping[str, object], *, folder: Path = RE
     others_cores = max(0.0, (others_s() - others_before_s) / (time.perf_counter() - started))
     document = {
         "command": command,
-        "command_line": ["python", "-m", "perf", *sys.argv[1:]],
+        "command_line": ["python", "-m", _package(), *sys.argv[1:]],
         "machine": machine_facts(),
         "others_cores": round(others_cores, 2),
         "settings": record.settings,
@@ -151,6 +151,12 @@ def recording(command: str, settings: Mapping[str, object], *, folder: Path = RE
     path = folder / f"{command}.json"
     path.write_text(json.dumps(document, indent=2, default=asdict) + "\n")
     console.print(f"other processes used {others_cores:.2f} cores meanwhile; written: {os.path.relpath(path, ROOT)}\n")
+
+
+def _package() -> str:
+    """Return the package whose command this is, such as `perf.gpu`."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec is not None and spec.name.startswith("perf") else "perf"
 
 
 def machine_facts() -> dict[str, object]:
