@@ -21,6 +21,7 @@ from staged_pool.api.commands.process import run as run_loop
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
+from staged_pool.api.process_memory import tune_garbage_collector
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
@@ -78,6 +79,7 @@ class Hosted:
         replica.launchers = {
             lane: TimedLauncher(launcher, watch.events) for lane, launcher in replica.launchers.items()
         }
+        tune_garbage_collector()  # as a server does once its models are loaded
         return Hosted(config, model, watch)
 
     @property
