@@ -15,6 +15,7 @@ from staged_pool.runtime.models.devices.launch import Replica
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.towers.text import TextTower
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from tests.models.conftest import TinyFolder
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Keeper:
         self.tokens: list[int] = []
         self.images: list[int] = []
         monkeypatch.setattr(accelerators, "cuda_recorder", Refusal)
-        monkeypatch.setattr(accelerators.Speedups, "record", self._keep_tokens)
+        monkeypatch.setattr(Speedups, "record", self._keep_tokens)
         monkeypatch.setattr(ImageTower, "record", self._keep_images)
 
     def _keep_tokens(self, recorder: object, buckets: object) -> None:
