@@ -244,6 +244,8 @@ class _Attempts:
                 outcome = self.offer(_Order(server, cell.load, load))
                 figures = self.standings.figures(cell, server) if timed else Figures()
                 figures.add(outcome, self.units[cell.load])
+                if timed:  # at once: the command may be stopped before its tables
+                    report.console.print(f"{cell}, {server}: {figures.rate:.0f} texts/s", highlight=False)
             except RuntimeError as error:
                 self.standings.failures[f"{server}, {cell}"] = str(error)
                 self.servers.remove(server)
