@@ -13,7 +13,7 @@ from perf.under_load.crowd import Crowd, CrowdedEngine
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.long)])
 def test_each_short_text_is_timed_beside_the_crowd(backend: Backend, tiny_folder: Path) -> None:  # noqa: F811
     options = Options(model=str(tiny_folder), torch_threads=1, backend=backend)
     with worker(partial(CrowdedEngine, options)) as beside:

@@ -96,6 +96,7 @@ def test_every_server_gets_the_same_model_device_and_dtype(device: str) -> None:
         assert "0.0.0.0" not in said
 
 
+@pytest.mark.long
 def test_a_run_measures_ours_and_the_naive_servers_and_goes_on_without_infinity(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho there is no infinity_emb here >&2\nexit 3\n")

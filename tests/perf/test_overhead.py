@@ -13,7 +13,7 @@ from perf.tools.workers import worker
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.long)])
 def test_callers_of_an_engine_share_the_calls(backend: Backend, tiny_folder: Path) -> None:  # noqa: F811
     options = Options(model=str(tiny_folder), torch_threads=1, backend=backend)
     with worker(partial(EmbeddedEngine, options, ["one", "two", "three", "four"], 3)) as engine:

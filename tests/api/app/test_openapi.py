@@ -36,6 +36,7 @@ from tests.servers.engines import engine_on
 from tests.servers.in_memory import InMemory, serving_in_memory
 from tests.servers.tiny_models import tiny
 from tests.support.cards import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
+from tests.support.gates import Gate
 from tests.support.model import LetterModel
 
 pytestmark = [
@@ -225,7 +226,8 @@ def _validate(whole: Any, schema: Any, value: Any) -> None:
 
 
 async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Path) -> None:
-    async with engine_on(LetterModel()) as engine:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate)) as engine:
         pool = asgi.app(engine, server=ServerConfig(batch_dir=tmp_path))
         transport = httpx.ASGITransport(pool)
         async with pool.running(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -235,7 +237,11 @@ async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Pat
             batch = await asked.create(requests(2))
             ids = {ONE_FILE: (await asked.upload(b"a"))["id"], FILE_CONTENT: batch["input_file_id"]}
             ids |= {ONE_BATCH: batch["id"], CANCEL_BATCH: batch["id"]}
-            await asked.post(f"/v1/batches/{batch['id']}/cancel")
+            try:
+                await gate.arrived()  # a batch that has ended cannot be cancelled
+                await asked.post(f"/v1/batches/{batch['id']}/cancel")
+            finally:
+                gate.open()
             await asked.ended(batch["id"])
             example = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/embeddings"}
             seen = set()

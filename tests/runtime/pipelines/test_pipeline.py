@@ -166,10 +166,12 @@ async def test_at_most_as_many_items_are_in_flight_as_the_windows_allow() -> Non
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pipeline.submit, list(range(20)))
-        await until(lambda: len(first.came) == 3)
-        statistics = pipeline.statistics()
-        assert (statistics.in_flight, statistics.waiting) == (5, 1), "the feed waits with the next item"
-        assert (statistics.stages[0].in_flight, statistics.stages[0].waiting) == (3, 2)
+
+        def counts() -> tuple[int, ...]:
+            s = pipeline.statistics()
+            return len(first.came), s.in_flight, s.waiting, s.stages[0].in_flight, s.stages[0].waiting
+
+        await until(lambda: counts() == (3, 5, 1, 3, 2))  # the feed waits with the next item
         first.open()
         await until(lambda: len(second.came) == 5)
         assert len(first.came) == 5
