@@ -143,7 +143,7 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
     else:
         for replica in replicas:
             replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
-            if config.cuda_graphs:  # now, since a replay takes no memory, and another forward may follow
+            if config.cuda_graphs:  # after the measurement: a replay takes no memory, and other forwards do
                 record_forwards(found.name, replica, batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     log_card(encoder.card)
