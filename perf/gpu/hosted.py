@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from perf.gpu.device_watch import DeviceUse, DeviceWatch, TimedLauncher
+from perf.gpu.loaded import text_transformer
 from perf.tools.load import Load, LoadGenerator, LoadOutcome
 from perf.tools.workers import Worker, worker
 from staged_pool.api.commands.process import run as run_loop
@@ -26,15 +27,13 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.model import Payload
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model, share_memory
-from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.requests import Content
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.offload import ThreadOffload
-from staged_pool.stages.work import Prepared
 
 GENERATORS: Final = 2
 """Processes that generate load, so that the client is not what limits it."""
@@ -91,23 +90,8 @@ class Hosted:
         """Return the same weights without forwards launched ahead, or without recorded ones."""
         card = self.model.card if ahead else replace(self.model.card, launched_ahead=0)
         if not graphs:
-            text = self.model.towers["text"]
-            assert isinstance(text, TextTower)
-            text.transformer.graphs = None
+            text_transformer(self.model).graphs = None
         return replace(self, model=replace(self.model, card=card))
-
-    def prepared(self, inputs: Sequence[ModelInput]) -> list[Payload]:
-        """Preprocess inputs to payloads.
-
-        Raises:
-            TypeError: An input is rejected.
-        """
-        payloads: list[Payload] = []
-        for one in self.model.preprocess(inputs):
-            if not isinstance(one, Prepared):
-                raise TypeError(f"an input of the measurement is rejected: {one}")
-            payloads.append(one.payload)
-        return payloads
 
     def bare(self, payloads: Sequence[Payload], seconds: float, *, batch_tokens: int) -> Rate:
         """Run full forwards one after the other, without stages and HTTP.

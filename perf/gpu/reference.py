@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from perf.gpu.checks import prepared
+from perf.gpu.loaded import prepared
 from perf.gpu.traffic import Vectors
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Row

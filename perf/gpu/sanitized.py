@@ -20,9 +20,9 @@ import torch
 import typer
 from torch import Tensor
 
-from perf.gpu.checks import prepared, text_transformer
 from perf.gpu.findings import Finding, as_rows
 from perf.gpu.inputs import inputs_of
+from perf.gpu.loaded import prepared, text_transformer
 from perf.tools.servers import ROOT, family
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Row

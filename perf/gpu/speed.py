@@ -184,6 +184,8 @@ class _Measurement:
             self._measure_texts(model.name, hosted, folder)
 
     def _measure_texts(self, name: str, hosted: Hosted, folder: Path) -> None:
+        from perf.gpu.loaded import prepared
+
         source = TextSource(str(folder))
         shapes: tuple[Shape, ...] = ("s1", "m8", "x64")
         lists: dict[str, list[list[str]]] = {shape: source.lists(shape) for shape in shapes}
@@ -194,7 +196,7 @@ class _Measurement:
         bare = {}
         for shape in ("m8", "x64"):
             texts = [text for texts in lists[shape] for text in texts]
-            payloads = hosted.prepared([ModelInput(TextInput(text), DENSE_ONLY) for text in texts])
+            payloads = prepared(hosted.model, [ModelInput(TextInput(text), DENSE_ONLY) for text in texts])
             bare[shape] = self._bare(name, shape, hosted, payloads * 4, hosted.batch_tokens)
         requests = {
             shape: tuple(post("/v1/embeddings", embeddings_body(texts)) for texts in groups)
@@ -218,9 +220,11 @@ class _Measurement:
             self._call(name, computed, replace(load, without="not recorded"), bare, lists[load.name])
 
     def _measure_images(self, name: str, hosted: Hosted) -> None:
+        from perf.gpu.loaded import prepared
+
         images = [jpeg("vga", seed) for seed in range(_IMAGES)]
         inputs = [ModelInput(Image(image), DENSE_ONLY) for image in images]
-        payloads = [payload for one in inputs for payload in hosted.prepared([one])]
+        payloads = [payload for one in inputs for payload in prepared(hosted.model, [one])]
         bare = {}
         for count in _BARE_IMAGES:
             most = min(hosted.batch_tokens, count * payloads[0].tokens)

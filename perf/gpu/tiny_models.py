@@ -11,9 +11,9 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from perf.gpu.checks import prepared, text_transformer
 from perf.gpu.findings import Finding, as_rows, compared, failed, guarded
 from perf.gpu.inputs import inputs_of
+from perf.gpu.loaded import prepared, text_transformer
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.model import Lane, Payload, Row, TokenSequence

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perf.gpu import tiny_models
-from perf.gpu.checks import text_transformer
+from perf.gpu.loaded import text_transformer
 from perf.gpu.findings import Finding
 from perf.gpu.tiny_models import TinyModels
 from staged_pool.runtime.config import EngineConfig
