@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perf.gpu import tiny_models
-from perf.gpu.loaded import text_transformer
 from perf.gpu.findings import Finding
+from perf.gpu.loaded import text_transformer
 from perf.gpu.tiny_models import TinyModels
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.encoder import Encoder
