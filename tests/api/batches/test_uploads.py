@@ -263,8 +263,10 @@ async def test_uploads_at_once_are_limited(tmp_path: Path, monkeypatch: pytest.M
             await until(lambda: any((tmp_path / "uploads").iterdir()))
             answer = await client.post("/v1/files", content=form(b"a"), headers=FORM)
             assert (answer.status_code, "1 uploads" in answer.text) == (503, True)
-        await until(lambda: not any((tmp_path / "uploads").iterdir()))
-        assert (await client.post("/v1/files", content=form(b"a"), headers=FORM)).status_code == 200
+        with anyio.fail_after(30):  # the place of the client that left is free soon
+            while (answer := await client.post("/v1/files", content=form(b"a"), headers=FORM)).status_code == 503:
+                await anyio.lowlevel.checkpoint()
+        assert answer.status_code == 200
 
 
 async def test_an_upload_needs_a_key_before_it_is_read(tmp_path: Path) -> None:
