@@ -74,7 +74,7 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
 
 def started(running: ExitStack, options: Options, inline_bytes: int) -> Server:
     """Start a server that decodes bodies up to a size on the event loop; it ends with `running`."""
-    command = [sys.executable, "-c", _SERVE, str(inline_bytes), *options.serve_command()[1:]]
+    command = [sys.executable, "-c", _SERVE, str(inline_bytes), *options.serve_arguments()]
     server = running.enter_context(serving(command))
     server.card()  # one after the other: loading is work too
     return server

@@ -21,7 +21,6 @@ class DeviceUse:
     """Use of a device while a block ran."""
 
     forwards: int = 0
-    tokens: int = 0
     idle: float | None = None
     """Share of the time without a forward on the device. None: unknown."""
     utilization: float | None = None

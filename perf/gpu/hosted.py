@@ -87,7 +87,10 @@ class Hosted:
         return self.config.batch_tokens(self.model.card.device, self.model.card.memory_tokens)
 
     def with_settings(self, *, ahead: bool = True, graphs: bool = True) -> Hosted:
-        """Return the same weights without forwards launched ahead, or without recorded ones."""
+        """Return the same weights without forwards launched ahead, or without recorded ones.
+
+        Recorded forwards are dropped from this model, too, and cannot be had again.
+        """
         card = self.model.card if ahead else replace(self.model.card, launched_ahead=0)
         if not graphs:
             text_transformer(self.model).graphs = None

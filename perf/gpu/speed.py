@@ -163,8 +163,7 @@ class _Measurement:
 
         folder = self._folder / model.name.replace(" ", "-")
         folder.mkdir()
-        dtype = torch.bfloat16
-        model.write(folder, self._device, dtype)
+        model.write(folder, self._device, torch.bfloat16)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         config = EngineConfig(

@@ -80,7 +80,7 @@ class Peer:
 
 def _ours(launch: Launch) -> list[str]:
     options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
-    return [*launch.script("staged-pool"), *options.serve_command()[1:]]
+    return [*launch.script("staged-pool"), *options.serve_arguments()]
 
 
 _INFINITY: Final = ("--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1")

@@ -76,13 +76,17 @@ class Options:
         return EngineConfig(model=self.model, device=self.device, dtype=self.dtype, torch_threads=self.torch_threads)
 
     def serve_command(self, *, coalesce: bool = False) -> list[str]:
-        """Return the command `staged-pool serve` without the port; other settings have their defaults.
+        """Return the command `staged-pool serve` without the port; see `serve_arguments`."""
+        return [*program(), *self.serve_arguments(coalesce=coalesce)]
+
+    def serve_arguments(self, *, coalesce: bool = False) -> list[str]:
+        """Return `serve` and its flags, without the port; other settings have their defaults.
 
         Args:
             coalesce: Coalesce equal inputs, the default of a server. False: loads that repeat the same inputs still
                 measure forwards.
         """
-        command = [*program(), "serve"]
+        command = ["serve"]
         if not coalesce:
             command.append("--no-coalesce")
         for field in fields(self):
