@@ -81,6 +81,12 @@ class ThreadOffload:
         finally:
             del kept, argument  # the traceback of the error now holds this frame
 
+    def part(self) -> ThreadOffload:
+        """Return an offload under the same limit, whose calls are abandoned by themselves."""
+        part = ThreadOffload(1)
+        part.limiter = self.limiter
+        return part
+
     def abandon(self) -> None:
         """See `Abandonable`."""
         for scope in self._calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from operator import attrgetter
 from typing import Any, Self, TypeVar, cast
 
@@ -40,6 +40,8 @@ class DedicatedThreads:
         self._nice = nice
         self._on_idle = on_idle
         self._workers: list[Worker] = []
+        self._leaving: list[Worker] = []
+        """Threads that end with their running calls; see `shrink`."""
         self._idle: list[Worker] = []
         self._waiting: deque[Job[Any, Any]] = deque()
         """Jobs that found no idle thread. The only attribute that the threads use."""
@@ -67,12 +69,12 @@ class DedicatedThreads:
             for worker in self._workers:
                 worker.finish()
             with anyio.CancelScope(shield=True):
-                for worker in self._workers:
+                for worker in (*self._workers, *self._leaving):
                     if not worker.stuck:
                         await anyio.to_thread.run_sync(worker.join)
 
     def grow(self, threads: int) -> None:
-        """Grow to this number of threads; never shrink."""
+        """Grow to this number of threads; see `shrink`."""
         for number in range(len(self._workers), threads):
             worker = Worker(
                 self._name,
@@ -86,19 +88,38 @@ class DedicatedThreads:
             self._workers.append(worker)
             self._make_idle(worker)
 
+    def shrink(self, threads: int) -> None:
+        """Shrink to this number of threads. Each of the others ends at once, or with its running call."""
+        self._leaving = [worker for worker in self._leaving if worker.is_alive]
+        for worker in self._workers[threads:]:
+            worker.is_leaving = True
+            if worker in self._idle:
+                self._idle.remove(worker)
+                worker.finish()
+            self._leaving.append(worker)
+        del self._workers[threads:]
+
     def _enter_core(self) -> contextlib.AbstractContextManager[None]:
         return self.core()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         return await self.run(function, argument)
 
-    async def run(self, function: Callable[[A], T], argument: A, *, timeout_s: float | None = None) -> T:
+    async def run(
+        self,
+        function: Callable[[A], T],
+        argument: A,
+        *,
+        timeout_s: float | None = None,
+        among: set[Job[Any, Any]] | None = None,
+    ) -> T:
         """Run a function on a free thread.
 
         Args:
             function: Called with `argument`.
             argument: See `function`.
             timeout_s: Longest duration of the call, in seconds. None: no limit.
+            among: Jobs that are abandoned together; this one is among them until it has ended. None: those of all.
 
         Raises:
             DeviceLost: The call took longer than `timeout_s`, or an earlier call did.
@@ -108,11 +129,12 @@ class DedicatedThreads:
         if self._ended:
             raise EngineStopped("The threads of the engine have ended.")
         job = Job(function, argument, self._post)
-        self._running.add(job)
+        jobs = self._running if among is None else among
+        jobs.add(job)
         try:
             await self._run_job(job, timeout_s)
         finally:
-            self._running.discard(job)
+            jobs.discard(job)
         if job.error is None:
             return job.value
         try:
@@ -138,15 +160,27 @@ class DedicatedThreads:
     def abandon(self) -> None:
         """See `Abandonable`. No later call is taken."""
         self._ended = True
-        self._fail_waiting(Abandoned("a call that does not end was abandoned with its thread"))
-        for job in self._running:
-            if job.worker is not None and not job.done.is_set():
+        self._fail_waiting(_abandoned())
+        self.abandon_jobs(self._running)
+
+    def abandon_jobs(self, jobs: Collection[Job[Any, Any]]) -> None:
+        """Fail jobs that wait, and those that run: their threads are stuck. Other jobs go on."""
+        for job in jobs:
+            if job.done.is_set():
+                continue
+            if job.worker is not None:
                 job.worker.stuck = True
-                job.error = Abandoned("a call that does not end was abandoned with its thread")
-                job.done.set()
+            with contextlib.suppress(ValueError):  # it runs
+                self._waiting.remove(job)
+            job.error = _abandoned()
+            job.done.set()
+
+    def part(self) -> ThreadsPart:
+        """Return an offload on these threads, whose calls are abandoned by themselves."""
+        return ThreadsPart(self)
 
     async def run_on_each(self, function: Callable[[A], object], argument: A) -> None:
-        """Run a function on all threads at once. Call it while all are idle.
+        """Run a function on all threads at once that are idle now.
 
         It is not interrupted: a cancellation is raised when all calls have ended. An error of the function is raised.
         """
@@ -196,8 +230,10 @@ class DedicatedThreads:
         return worker
 
     def _make_idle(self, worker: Worker) -> None:
-        """Note that a thread is idle, or give it a job that has come meanwhile."""
-        if (job := take_first(self._waiting)) is not None:
+        """Note that a thread is idle, or give it a job that has come meanwhile. One that leaves ends."""
+        if worker.is_leaving:
+            worker.finish()
+        elif (job := take_first(self._waiting)) is not None:
             worker.put(job)
         else:
             self._idle.append(worker)
@@ -211,6 +247,29 @@ class DedicatedThreads:
         while (job := take_first(self._waiting)) is not None:
             job.error = detached(error)
             job.done.set()
+
+
+class ThreadsPart:
+    """Offload of one user of threads that several share. See `Abandonable`.
+
+    Args:
+        threads: The threads.
+    """
+
+    def __init__(self, threads: DedicatedThreads) -> None:
+        self._threads = threads
+        self._jobs: set[Job[Any, Any]] = set()
+
+    async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
+        return await self._threads.run(function, argument, among=self._jobs)
+
+    def abandon(self) -> None:
+        """See `Abandonable`. Calls of others go on."""
+        self._threads.abandon_jobs(self._jobs)
+
+
+def _abandoned() -> Abandoned:
+    return Abandoned("a call that does not end was abandoned with its thread")
 
 
 def _device_lost() -> DeviceLost:

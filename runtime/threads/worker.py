@@ -115,7 +115,14 @@ class Worker:
         self._thread = threading.Thread(target=self._serve, name=f"{name} {number}", daemon=True)
         self.stuck = False
         """Its job does not end, and it is left behind."""
+        self.is_leaving = False
+        """It takes no job that waits: it ends with its running job."""
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the thread has ended."""
+        return self._thread.is_alive()
 
     def put(self, job: Job[object, object]) -> None:
         """Give a job to the idle thread."""
@@ -138,7 +145,7 @@ class Worker:
             while job is not None:
                 with self._core():
                     job.run(self)
-                following = take_first(self._waiting)
+                following = None if self.is_leaving else take_first(self._waiting)
                 with contextlib.suppress(RuntimeError):  # the event loop has ended, and nobody waits
                     job.post(self._ended, job, following is not None)
                 job = following  # an idle thread must not keep the last batch alive

@@ -17,8 +17,9 @@ from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import open as opening
+from staged_pool.runtime.engine import engine_group
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
@@ -95,8 +96,8 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
 ) -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
-    monkeypatch.setattr(opening, "_load", lambda config, memory, found: model)
-    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+    monkeypatch.setattr(engine_group, "_load", lambda config, memory, found: model)
+    async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
         stage = engine._stages.batch["text"]
         tasks.start_soon(engine.embed, "runs")
         await gate.arrived()
@@ -113,8 +114,8 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
 async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
-    monkeypatch.setattr(opening, "_load", lambda config, memory, found: model)
-    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+    monkeypatch.setattr(engine_group, "_load", lambda config, memory, found: model)
+    async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
         stage = engine._stages.batch["text"]
         for number in range(8):
             tasks.start_soon(engine.embed, f"tex{number}")
@@ -128,8 +129,8 @@ async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.Monkey
 
 async def test_every_thread_is_warmed_up_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LetterModel(card=replace(CARD, forward_workers=2, launched_ahead=1))
-    monkeypatch.setattr(opening, "_load", lambda config, memory, found: model)
-    async with opening.open_engine(EngineConfig()):
+    monkeypatch.setattr(engine_group, "_load", lambda config, memory, found: model)
+    async with open_engine(EngineConfig()):
         assert sorted(model.warmed_up) == [("text", f"staged-pool device {number}") for number in range(4)]
 
 

@@ -1,0 +1,296 @@
+"""Engines on shared threads and memory, whose models come and go while others serve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open_plugins import run_plugin
+from staged_pool.runtime.engine.run import run_engine
+from staged_pool.runtime.engine.shared_threads import SharedThreads, ThreadNeeds, needs_cores
+from staged_pool.runtime.media.fetcher import MediaFetcher
+from staged_pool.runtime.media.files import check_folder
+from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.model import LoadedModel
+from staged_pool.runtime.models.find import FoundModel, find_model
+from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
+from staged_pool.runtime.plugins.processor import PluginClass
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.stage import StageOptions
+
+SHARED_SETTINGS: Final = (
+    "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
+    "drain_timeout_s", "memory_limit_bytes",
+)  # fmt: skip
+"""Settings that must be equal in all engines which share threads and memory."""
+
+RunInThread: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
+"""Runs a function of one argument in a thread."""
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One model with its plugins, or plugins without a model."""
+
+    config: EngineConfig
+    plugins: Sequence[PluginClass] = ()
+    found: FoundModel | None = None
+    model: LoadedModel | None = None
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    leave: anyio.Event = field(default_factory=anyio.Event)
+    """Set to end its engines, after a drain."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set when its engines have ended."""
+
+    @property
+    def has_model(self) -> bool:
+        """True if a model is served: one is named, or there are no plugins that could do without."""
+        return self.config.model is not None or not self.plugins
+
+    @property
+    def needs(self) -> ThreadNeeds:
+        """Threads that it can keep busy."""
+        return ThreadNeeds.of(self.model, self.config, len(self.plugins))
+
+    async def close(self) -> None:
+        """End the processes of its model. Not interrupted by a cancellation."""
+        model, self.model = self.model, None
+        if model is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(model.close)
+
+
+class EngineGroup(Mapping[str, Engine]):
+    """Engines by name, on shared threads and memory. Each model has a task of its own.
+
+    `load` adds a model, and `unload` removes one, while the others serve. Of two engines with one name, the mapping has
+    the later one.
+
+    Args:
+        tasks: Runs the engines.
+        threads: Threads that they share.
+        governor: Memory governor of this process.
+        shared: Settings that all models share.
+    """
+
+    def __init__(
+        self, tasks: TaskGroup, threads: SharedThreads, governor: MemoryGovernor, shared: EngineConfig
+    ) -> None:
+        self._tasks = tasks
+        self._threads = threads
+        self._governor = governor
+        self._shared = shared
+        self._options = StageOptions()
+        self._served: list[Served] = []
+        self._engines: dict[str, Engine] = {}
+        self._loading = anyio.Lock()
+
+    def __getitem__(self, name: str) -> Engine:
+        return self._engines[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    async def open(self, served: Sequence[Served]) -> None:
+        """Load the first models, on a device thread, and run their engines.
+
+        Raises:
+            ConfigError: A model cannot be loaded, or two have the same name.
+        """
+        for each in served:
+            check_folder(each.config.allow_media_path)
+        _check_names([each.config.served_name for each in served if each.config.served_name])  # loading takes minutes
+        await self._start(served, self._threads.device.run)
+
+    async def load(self, config: EngineConfig) -> Engine:
+        """Load one more model, in a thread of its own, and run an engine on it. Loads wait for each other.
+
+        A model of the same name goes on until it is unloaded. A load that has begun cannot be interrupted: a
+        cancellation is raised when it has ended. A failed load changes nothing.
+
+        Args:
+            config: Settings of the model. `config.plugin` is not read.
+
+        Raises:
+            ConfigError: The model cannot be loaded, or settings of shared resources differ.
+        """
+        agreed((self._shared, config))
+        check_folder(config.allow_media_path)
+        served = Served(config)
+        async with (
+            self._loading,
+            DeviceThreads("staged-pool loader", watchdog_s=self._shared.watchdog_s).running() as loader,
+        ):
+            await self._start([served], loader.run)
+        return next(iter(served.engines.values()))
+
+    async def unload(self, engine: Engine) -> None:
+        """End the engine of a model: drain it, and give its threads and memory back. Not interrupted once begun.
+
+        Its plugins end with it.
+        """
+        served = next(each for each in self._served if engine in each.engines.values())
+        served.leave.set()
+        with anyio.CancelScope(shield=True):
+            await served.ended.wait()
+
+    async def drain(self) -> None:
+        """End all engines, and wait for them."""
+        for each in self._served:
+            each.leave.set()
+        for each in list(self._served):
+            await each.ended.wait()
+
+    async def _start(self, served: Sequence[Served], run: RunInThread) -> None:
+        """Load models, and start their engines. After a failure nothing of them is left."""
+        self._served += served
+        try:
+            await self._load_all(served, run)
+            await anyio.to_thread.run_sync(self._governor.measure, self._cache_bytes())
+            for each in served:
+                await self._tasks.start(self._run, each)
+        except BaseException:
+            for each in served:
+                await each.close()
+                self._forget(each)
+            raise
+
+    async def _load_all(self, served: Sequence[Served], run: RunInThread) -> None:
+        """Load and warm up models."""
+        with_model = [each for each in served if each.has_model]
+        for each in with_model:
+            each.found = await run(find_model, each.config)  # before torch is imported
+        _check_names(
+            [each.found.name for each in with_model if each.found]
+            + [plugin.name for each in served for plugin in each.plugins]
+        )
+        for each in with_model:
+            if each.found is not None:
+                each.model = await run(partial(_load, each.config, self._governor.budget), each.found)
+        self._threads.fit([each.needs for each in self._served])
+        loaded = [each.model for each in with_model if each.model is not None]
+        if loaded:
+            beside = [each.model for each in self._served if each.model is not None and each not in served]
+            shared = await run(_share_memory, [*beside, *loaded])
+            for each, model in zip(with_model, shared[len(beside) :], strict=True):
+                each.model = model
+                self._threads.limit_cores(model)
+                await self._threads.warm_up(model)
+
+    async def _run(self, served: Served, *, task_status: TaskStatus[None]) -> None:
+        """Run the engines of one model until it leaves."""
+        try:
+            async with _running(served, self._threads, self._options, self._governor) as served.engines:
+                try:
+                    self._engines |= served.engines
+                    task_status.started()
+                    await served.leave.wait()
+                    async with anyio.create_task_group() as draining:
+                        for engine in served.engines.values():
+                            draining.start_soon(engine.drain, self._shared.drain_timeout_s)
+                finally:
+                    # Before engines and threads wait for running calls: a call that hangs in a process ends with it.
+                    await served.close()
+        finally:
+            self._forget(served)
+
+    def _forget(self, served: Served) -> None:
+        """Give the threads of a model back, and every reference to it."""
+        if served in self._served:
+            self._served.remove(served)
+        for name, engine in served.engines.items():
+            if self._engines.get(name) is engine:
+                del self._engines[name]
+        served.engines, served.found = {}, None
+        self._threads.fit([each.needs for each in self._served])
+        served.ended.set()
+
+    def _cache_bytes(self) -> int:
+        """Return the bytes that caches may take."""
+        return sum(10**6 * (each.config.image_cache_mb + each.config.result_cache_mb) for each in self._served)
+
+
+@asynccontextmanager
+async def _running(
+    served: Served, threads: SharedThreads, options: StageOptions, governor: MemoryGovernor
+) -> AsyncIterator[Mapping[str, Engine]]:
+    """Run the engines of one model and its plugins, for a block."""
+    config, model = served.config, served.model
+    folder = None if served.found is None else str(served.found.folder.path)
+    engines: dict[str, Engine] = {}
+    async with AsyncExitStack() as stack:
+        if model is not None:
+            running = run_engine(
+                config,
+                model,
+                device=threads.device,
+                image_device=threads.image_device,
+                preprocess=threads.preprocess.part(),
+                image_preprocess=threads.image_preprocess.part(),
+                offload=threads.offload.part(),
+                fetch=MediaFetcher(config).fetch,
+                shared_cores=threads.cores if needs_cores(model) else None,
+                options=options,
+                memory=governor,
+            )
+            engines[model.card.name] = await stack.enter_async_context(running)
+        plugins: dict[str, Engine] = {}
+        for plugin in served.plugins:
+            opened = run_plugin(
+                plugin, config, model, device=threads.device, folder=folder, options=options, memory=governor
+            )
+            plugins[plugin.name] = await stack.enter_async_context(opened)
+        engines |= plugins
+        for engine in engines.values():
+            engine.plugins = plugins
+        yield engines
+
+
+def agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
+    """Return the first settings, after a check that all agree on shared resources.
+
+    Raises:
+        ConfigError: They do not, or there are none.
+    """
+    if not configs:
+        raise ConfigError("no model: at least one is needed")
+    first = configs[0]
+    for name in SHARED_SETTINGS:
+        if len(values := {getattr(config, name) for config in configs}) > 1:
+            found = " and ".join(sorted(map(repr, values)))
+            raise ConfigError(f"{name}={found}: models that share a device must agree on it")
+    return first
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ConfigError(f"served_name={twice!r}: two models or plugins have this name; name them apart")
+
+
+def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:
+    leave_out_broken_torchvision()
+    from staged_pool.runtime.models.load import load_model  # imports torch, which takes seconds: off the event loop
+
+    return load_model(config, found, memory)
+
+
+def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
+    from staged_pool.runtime.models.encoder import Encoder
+    from staged_pool.runtime.models.load import share_memory
+
+    shared = iter(share_memory([model for model in models if isinstance(model, Encoder)]))
+    return [next(shared) if isinstance(model, Encoder) else model for model in models]
