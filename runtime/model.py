@@ -265,7 +265,6 @@ class Model(Protocol):
 
     def pads(self, lane: Lane) -> bool:
         """Return True if batches of a lane are padded to their longest input."""
-        ...
 
     def preprocess(
         self, inputs: Sequence[ModelInput]
@@ -278,7 +277,6 @@ class Model(Protocol):
         Returns:
             One result for each input, in order.
         """
-        ...
 
     def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> Sequence[ModelRow | StagedPoolError]:
         """Run one batch of payloads of the same batch key.
@@ -293,7 +291,6 @@ class Model(Protocol):
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        ...
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         """Tokenize a text or a conversation, without a prompt and without cutting it.
@@ -306,7 +303,6 @@ class Model(Protocol):
             InvalidInput: It cannot be tokenized.
             Unsupported: The model makes no tokens of texts, or of images.
         """
-        ...
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids.
@@ -314,28 +310,23 @@ class Model(Protocol):
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
-        ...
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:
         """Statistics of each device, in the order of the setting."""
-        ...
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:
         """Statistics of the cache of prepared images; None without a cache."""
-        ...
 
     def clear_image_cache(self) -> None:
         """Drop all cached images."""
-        ...
 
     def close(self) -> None:
         """End the processes of the model, if it has any, and wait for their end.
 
         Calls that wait for them fail with `EngineStopped`.
         """
-        ...
 
 
 class LoadedModel(Model, Protocol):
@@ -347,4 +338,6 @@ class LoadedModel(Model, Protocol):
         A thread needs resources of its own for forwards: OpenMP threads on a CPU, handles and workspaces on a GPU.
         Without a warm-up, the first requests would wait for them.
         """
-        ...
+
+    def release(self) -> None:
+        """Give the weights back. Nothing but its statistics is asked for after that."""

@@ -69,6 +69,9 @@ class MockModel:
     def warm_up(self, lane: Lane) -> None:
         """Do nothing: no thread has anything to make ready."""
 
+    def release(self) -> None:
+        """Do nothing: it has no weights."""
+
     def pads(self, lane: Lane) -> bool:
         return False
 

@@ -52,6 +52,7 @@ class Served:
     """Set to end its engines, after a drain."""
     ended: anyio.Event = field(default_factory=anyio.Event)
     """Set when its engines have ended."""
+    is_closed: bool = False
 
     @property
     def has_model(self) -> bool:
@@ -65,10 +66,16 @@ class Served:
 
     async def close(self) -> None:
         """End the processes of its model. Not interrupted by a cancellation."""
-        model, self.model = self.model, None
-        if model is not None:
+        if self.model is not None and not self.is_closed:
+            self.is_closed = True
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(model.close)
+                await anyio.to_thread.run_sync(self.model.close)
+
+    def release(self) -> None:
+        """Drop every reference to its model and its engines, whose calls have ended."""
+        if self.model is not None:
+            self.model.release()
+        self.model, self.found, self.engines = None, None, {}
 
 
 class EngineGroup(Mapping[str, Engine]):
@@ -117,7 +124,7 @@ class EngineGroup(Mapping[str, Engine]):
         await self._start(served, self._threads.device.run)
 
     async def load(self, config: EngineConfig) -> Engine:
-        """Load one more model, in a thread of its own, and run an engine on it. Loads wait for each other.
+        """Load one more model, and run an engine on it. Loads have a thread of their own, and wait for each other.
 
         A model of the same name goes on until it is unloaded. A load that has begun cannot be interrupted: a
         cancellation is raised when it has ended. A failed load changes nothing.
@@ -215,7 +222,7 @@ class EngineGroup(Mapping[str, Engine]):
         for name, engine in served.engines.items():
             if self._engines.get(name) is engine:
                 del self._engines[name]
-        served.engines, served.found = {}, None
+        served.release()
         self._threads.fit([each.needs for each in self._served])
         served.ended.set()
 

@@ -72,7 +72,7 @@ class SharedThreads:
             threads.shrink(count)
 
     def limit_cores(self, model: LoadedModel) -> None:
-        """Let threads of images wait for a core, from the first model on that reads images."""
+        """Let the threads of a model's images wait for cores."""
         if "image" in model.card.lanes:
             self.image_preprocess.core = self.limiter.acquire
             if needs_cores(model):

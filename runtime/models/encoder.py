@@ -123,6 +123,9 @@ class Encoder:
         if self.images is not None:
             self.images.close()
 
+    def release(self) -> None:
+        self.replicas.release()
+
     def _text_tokenizer(self) -> TextTokenizer:
         if self.tokenizer is None:
             raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")

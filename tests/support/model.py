@@ -102,6 +102,9 @@ class LetterModel:
     def warm_up(self, lane: Lane) -> None:
         self.warmed_up.append((lane, threading.current_thread().name))
 
+    def release(self) -> None:
+        """It has no weights."""
+
     def pads(self, lane: Lane) -> bool:
         return self.padded
 

@@ -76,6 +76,13 @@ class Replicas:
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas)
 
+    def release(self) -> None:
+        """Drop the weights, and return the memory that torch keeps of them on a GPU."""
+        on_gpus = any(replica.device.type == "cuda" for replica in self._replicas)
+        self._replicas = ()
+        if on_gpus:
+            torch.cuda.empty_cache()
+
     @contextmanager
     def least_busy(self, tokens: int) -> Iterator[Replica]:
         """Open a block that runs a forward on the replica with the fewest forwards.
