@@ -121,6 +121,22 @@ class ServerConfig:
         "Add the client's address to these lines. It may be personal data.",
         group="Logs",
     )
+    load_header: bool = setting(
+        False,
+        "Tell the load in each answer, in the header endpoint-load-metrics (ORCA), for gateways that route by it.",
+        group="Server",
+        more="The value is JSON: requests a second, utilization 0 to 1, waiting requests. A request with the header "
+        "endpoint-load-metrics-format (JSON or TEXT) gets it anyway. It costs some microseconds an answer.",
+    )
+    drain_lead_s: float = setting(
+        0.0,
+        "Seconds after SIGTERM in which /ready is 503 and requests are still accepted, before the drain begins.",
+        group="Server",
+        low=0,
+        high=DAY_S,
+        more="Behind a gateway, set it to a few intervals of its checks of /ready: the gateway then sends nothing to a "
+        "server that rejects. A longer lead makes each end take longer.",
+    )
     body_limit_bytes: int = setting(
         32 * 2**20,
         "Size of one request body in MiB, such as 64. A larger one is answered 413.",

@@ -64,6 +64,31 @@ class AdmissionStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLoad:
+    """Load of one lane, for a router."""
+
+    drain_s: float
+    """Predicted seconds for everything in flight in it."""
+    utilization: float
+    """Mean part of the device's slots that was taken of late, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Load of an engine, for a router."""
+
+    requests: int
+    """Requests in flight."""
+    running: int
+    """Requests in flight with an input on the device."""
+    requests_per_second: float
+    """Answered requests a second, of the last seconds."""
+    fullness: float
+    """Used part of the limit of admission that is nearest, 0 to 1."""
+    lanes: Mapping[str, LaneLoad]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityStatistics:
     """Requests of one priority, by where they wait."""
 
@@ -167,6 +192,8 @@ class EngineStatistics:
     phase: Phase
     fault: str | None
     """Reason why the engine takes no requests; None while it does."""
+    stall: str | None
+    """Reason if a forward runs far longer than predicted; the engine takes requests all the same."""
     admission: AdmissionStatistics
     cancelled: Mapping[str, int]
     """Requests whose caller left before the answer, by stage."""

@@ -132,6 +132,27 @@ class BatchStage(Stage, Generic[P, R]):
         """Batches on the device."""
         return self._slots.running
 
+    @property
+    def utilization(self) -> float:
+        """Mean part of the device's slots that was taken of late, 0 to 1."""
+        return self._slots.utilization
+
+    def tickets(self) -> Iterator[Ticket]:
+        """Yield the requests with items on the device, once for each item."""
+        for execution in self._slots.held:
+            if execution.mark is not None:
+                yield from (item.ticket for item in execution.items)
+
+    def stall(self) -> str | None:
+        """Return the reason if a forward runs far longer than predicted; else None."""
+        now, slots = self._clock(), self._slots
+        for execution in slots.held:
+            limit_s = self._service_time.stall_s(execution.tokens) * slots.slots  # forwards at once share the device
+            if (began := execution.forward_at) is not None and now - began > limit_s:
+                ran = f"a forward of the {self._former.lane} lane has run for {now - began:.1f} s"
+                return f"{ran}, and at most {limit_s:.1f} s were expected"
+        return None
+
     def ahead_s(self, ticket: Ticket) -> float:
         """Return the seconds of device work ahead of the next item of a request."""
         return self._service_time.drain_s(self._queue.ahead(ticket), self._former.max_batch_tokens)
@@ -181,7 +202,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def _work(self) -> None:
         while (batch := await self._next_batch()) is not None:
-            with self._slots.hold(batch.tokens) as execution, self._custody(batch) as held:
+            with self._slots.hold(batch.tokens, batch.items) as execution, self._custody(batch) as held:
                 results = await self._run(batch, execution)
                 if done := self.results.settle(batch, results, execution, held):
                     await self._sender.send(done)
@@ -276,4 +297,4 @@ class BatchStage(Stage, Generic[P, R]):
             execution.out_of_memory = True
             raise
         finally:
-            execution.ended_at = self._clock()
+            execution.forward_ends(self._clock())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.scheduling.recent_mean import RecentMean
 from staged_pool.stages.scheduling.service_time import DeviceShare
+from staged_pool.stages.ticket import Item
 
 
 @dataclass(slots=True, eq=False)
@@ -16,6 +19,7 @@ class Execution:
     """One batch on its way through the device."""
 
     tokens: int
+    items: Sequence[Item[Any]] = ()
     began_at: float = 0.0
     """Time at which it got its slot, in seconds on the clock of the stages."""
     ended_at: float = 0.0
@@ -24,6 +28,8 @@ class Execution:
     """The mark of `DeviceShare` while it has a slot."""
     first_at: float = 0.0
     """Start of its first forward, as measured in the thread that ran it."""
+    forward_at: float | None = None
+    """Start of the forward that a thread runs now; None while none runs it."""
     forwards: int = 0
     """Number of forwards: more than one if the batch had to be run in halves."""
     out_of_memory: bool = False
@@ -32,8 +38,14 @@ class Execution:
     def forward_begins(self, now: float) -> None:
         """Count a forward; called in the thread that runs it."""
         self.forwards += 1
+        self.forward_at = now
         if self.forwards == 1:
             self.first_at = now
+
+    def forward_ends(self, now: float) -> None:
+        """Note the end of a forward; called in the thread that ran it."""
+        self.forward_at = None
+        self.ended_at = now
 
 
 class DeviceSlots:
@@ -58,6 +70,8 @@ class DeviceSlots:
         self.tokens = 0
         """Tokens of the batches on the device."""
         self._ahead: deque[Execution] = deque()
+        self._held: set[Execution] = set()
+        self._busy = RecentMean()
 
     @property
     def running(self) -> int:
@@ -79,10 +93,21 @@ class DeviceSlots:
         """True if one more batch may be handed over before a slot is free."""
         return len(self._ahead) < self._max_ahead
 
+    @property
+    def held(self) -> Collection[Execution]:
+        """Batches on the device, and those handed over ahead."""
+        return self._held
+
+    @property
+    def utilization(self) -> float:
+        """Mean part of the slots that was taken in the last seconds, 0 to 1."""
+        return self._busy.value(self._clock()) / self.slots
+
     @contextmanager
-    def hold(self, tokens: int) -> Iterator[Execution]:
+    def hold(self, tokens: int, items: Sequence[Item[Any]] = ()) -> Iterator[Execution]:
         """Hold a slot for the block, or a place ahead until a slot is free."""
-        execution = Execution(tokens)
+        execution = Execution(tokens, items)
+        self._held.add(execution)
         if self.free > 0:
             self._begin(execution, self._clock())
         else:
@@ -90,6 +115,7 @@ class DeviceSlots:
         try:
             yield execution
         finally:
+            self._held.discard(execution)
             self.end(execution, self._clock())
 
     def end(self, execution: Execution, now: float) -> float:
@@ -107,6 +133,7 @@ class DeviceSlots:
         device_s = self._share.end(now, execution.mark)
         execution.mark = None
         self._meter.busy -= 1
+        self._busy.set_level(self._meter.busy, now)
         self.tokens -= execution.tokens
         while self._ahead and self.free > 0:
             self._begin(self._ahead.popleft(), now)
@@ -116,4 +143,5 @@ class DeviceSlots:
         execution.began_at = now
         execution.mark = self._share.begin(now)
         self._meter.busy += 1
+        self._busy.set_level(self._meter.busy, now)
         self.tokens += execution.tokens

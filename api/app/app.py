@@ -16,6 +16,7 @@ from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.front_door import FrontDoor
+from staged_pool.api.app.load_report import LOAD_HEADER, LOAD_HEADER_FORMAT
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
@@ -70,7 +71,7 @@ class Application:
         self._registry = registry
         self._config = config or ServerConfig()
         self._server_state = server_state = server_state or ServerState()
-        self._metrics = ServerMetrics(registry.statistics, server_state, registry.pipeline_statistics)
+        self._metrics = ServerMetrics(registry, server_state)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
         resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines, batches=batches).table()
@@ -157,7 +158,8 @@ class Application:
         return [(b"content-type", NDJSON), *self._further_headers(scope, request_id)]
 
     def _further_headers(self, scope: Scope, request_id: str) -> Headers:
-        return [(b"x-request-id", request_id.encode()), *self._closing(scope)]
+        headers = [(b"x-request-id", request_id.encode()), *self._closing(scope)]
+        return headers + self._load_header(dict(scope["headers"]))
 
     def _closing(self, scope: Scope) -> Headers:
         if self.closes_connections and scope["http_version"].startswith("1"):
@@ -172,7 +174,13 @@ class Application:
             headers.append((b"server-timing", times.encode()))
             if call.error_format is tei_error:
                 headers += timing_headers(call.timeline, seconds)
-        return headers + self._closing(call.scope)
+        return headers + self._load_header(call.headers) + self._closing(call.scope)
+
+    def _load_header(self, asked: Mapping[bytes, bytes]) -> Headers:
+        """Return the header with the load, if the request or the settings want it."""
+        wanted = asked.get(LOAD_HEADER_FORMAT, b"JSON" if self._config.load_header else None)
+        value = None if wanted is None else self._registry.load().header(wanted)
+        return [] if value is None else [(LOAD_HEADER, value)]
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]

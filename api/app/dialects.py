@@ -91,7 +91,7 @@ class Listings:
         return self._not_ready(call) or Answer(_health("Service is ready."))
 
     def _not_ready(self, call: Call) -> Answer | None:
-        if not (reason := self._registry.obstruction(call.named_model)):
+        if not (reason := self._registry.unready(call.named_model)):
             return None
         retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
         return Answer(_health(f"Service is not ready: {reason}."), 503, headers=retry)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from staged_pool.api.app.load_report import ServerLoad
 from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -31,6 +32,7 @@ class EngineRegistry:
         self.pipelines: Mapping[str, Pipeline] = {}
         """Pipelines on these engines, by name; empty until they are loaded."""
         self._closed_for = "loading the model"
+        self._closes_soon_for = ""
         self.leaving = False
         """True once the server drains: clients should open new connections elsewhere."""
 
@@ -42,6 +44,10 @@ class EngineRegistry:
         self.limits = _limits([engine.config for engine in engines])
         if not self.leaving:
             self._closed_for = ""
+
+    def announce_close(self, reason: str) -> None:
+        """Let `unready` give this reason from now on; requests are accepted until `close`."""
+        self._closes_soon_for = reason
 
     def close(self, reason: str) -> None:
         """Reject new requests from now on, with this reason; requests in flight continue."""
@@ -55,12 +61,21 @@ class EngineRegistry:
 
     def obstruction(self, name: str | None = None) -> str:
         """Return the reason as in `not_ready`, for one model, or for all models with None."""
-        if self._closed_for:
-            return self._closed_for
+        return self._closed_for or self._first(name, lambda engine: engine.fault)
+
+    def unready(self, name: str | None = None) -> str:
+        """Return the reason why a gateway should send requests elsewhere; empty if it should not.
+
+        Beside `obstruction`, it tells that the server is about to drain, and that a forward seems to hang. Requests
+        that come all the same are accepted.
+        """
+        return self.obstruction(name) or self._closes_soon_for or self._first(name, lambda engine: engine.stall)
+
+    def _first(self, name: str | None, reason_of: Callable[[Engine], str | None]) -> str:
         several = len(self._engines) > 1 and name is None
         for each, engine in self._engines.items():
-            if name in (None, each) and (fault := engine.fault):
-                return f"{each}: {fault}" if several else fault
+            if name in (None, each) and (reason := reason_of(engine)):
+                return f"{each}: {reason}" if several else reason
         return ""
 
     def enter(self, name: str | None = None) -> Engine:
@@ -114,6 +129,10 @@ class EngineRegistry:
     def statistics(self) -> Mapping[str, EngineStatistics]:
         """Return a snapshot of each engine by its model's name; empty until they are loaded."""
         return {name: engine.statistics() for name, engine in self._engines.items()}
+
+    def load(self) -> ServerLoad:
+        """Return the load of all engines; none before they are loaded."""
+        return ServerLoad.of({name: engine.load() for name, engine in self._engines.items()})
 
     def pipeline_statistics(self) -> Mapping[str, PipelineStatistics]:
         """Return a snapshot of each pipeline by its name."""

@@ -11,9 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.load_report import LoadCollector
 from staged_pool.api.app.pipeline_metrics import PipelineCollector, buckets_of
 from staged_pool.api.limits.server_state import ServerState
-from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import (
     AdmissionStatistics,
     DeviceStatistics,
@@ -32,20 +33,15 @@ class ServerMetrics:
     """Metrics of one server, in a registry of their own: a process may run several servers.
 
     Args:
-        statistics: Returns a snapshot of each engine by its model's name; empty until they are loaded.
+        engines: The engines and pipelines.
         server_state: State of the HTTP server.
-        pipelines: Returns a snapshot of each pipeline by its name.
     """
 
-    def __init__(
-        self,
-        statistics: Callable[[], Mapping[str, EngineStatistics]],
-        server_state: ServerState,
-        pipelines: Callable[[], Mapping[str, PipelineStatistics]] = dict,
-    ) -> None:
+    def __init__(self, engines: EngineRegistry, server_state: ServerState) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(statistics))
-        self._registry.register(PipelineCollector(pipelines))
+        self._registry.register(_EngineCollector(engines.statistics))
+        self._registry.register(PipelineCollector(engines.pipeline_statistics))
+        self._registry.register(LoadCollector(engines.load))
         self._registry.register(_HttpCollector(server_state))
         ProcessCollector(registry=self._registry)
         self._finished = _FinishedRequests()
@@ -157,6 +153,7 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
     yield from _device_families(statistics.device)
     yield _counters("cancelled", "Requests whose client left, by stage", "stage", statistics.cancelled)
     yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
+    yield _gauge("stalled", "1 while a forward runs far longer than predicted", statistics.stall is not None)
     overdue = statistics.overdue_preprocess_calls
     yield _gauge("preprocess_overdue_calls", "Preprocess calls that run longer than preprocess_alarm_s", overdue)
     if statistics.image_cache is not None:

@@ -88,7 +88,7 @@ class OperationRoutes:
         return Answer(infinity.encode_models(models, created=self._started))
 
     async def _ready(self, call: Call) -> Answer:
-        if reason := self._registry.obstruction(call.named_model):
+        if reason := self._registry.unready(call.named_model):
             retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
             return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
         return Answer(
@@ -98,8 +98,7 @@ class OperationRoutes:
         )
 
     async def _load(self, call: Call) -> Answer:
-        in_flight = sum(statistics.admission.requests for statistics in self._registry.statistics().values())
-        return Answer(dump({"server_load": in_flight}))
+        return Answer(msgspec.json.encode(self._registry.load().report()))
 
     async def _metrics_text(self, call: Call) -> Answer:
         return Answer(self._metrics.text(), content_type=METRICS_TYPE)

@@ -30,7 +30,7 @@ from staged_pool.stages.exception_groups import only_error, single_errors
 OF_CONNECTIONS: Final = frozenset(
     {
         *("host", "port", "unix_socket", "quic_port", "tls_cert", "tls_key", "tls_ca"),
-        *("head_timeout_s", "keep_alive_s", "write_timeout_s", "max_connections"),
+        *("head_timeout_s", "keep_alive_s", "write_timeout_s", "max_connections", "drain_lead_s"),
     }
 )
 """Settings of connections, which a mounted server leaves to its host."""

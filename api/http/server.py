@@ -46,6 +46,9 @@ SPARE_FILES: Final = 256
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that was ended by force."""
 
+DRAINING: Final = "the server is draining"
+"""Reason in `/ready` from SIGTERM on."""
+
 _STDERR: Final = 2
 """Descriptor of stderr: signal handlers must not use Python's streams."""
 
@@ -65,9 +68,9 @@ async def serve(
 ) -> None:
     """Run a server until it is told to stop. It handles the signals of the process, and may end the process.
 
-    The first SIGTERM, SIGINT or SIGHUP drains the server. `/ready` turns 503, new requests are rejected, requests
-    in flight have `drain_timeout_s` to finish, then the connections close. A second signal ends the process at once,
-    and so does a shutdown that takes too long.
+    The first SIGTERM, SIGINT or SIGHUP drains the server. `/ready` turns 503. After `drain_lead_s` new requests are
+    rejected, requests in flight have `drain_timeout_s` to finish, then the connections close. A second signal ends the
+    process at once, and so does a shutdown that takes too long.
 
     Args:
         config: Settings of HTTP; `listener` stands for its host and port.
@@ -121,6 +124,8 @@ class Server:
         self._serving = anyio.CancelScope()
         self._failure: BaseException | None = None
         self._batches: Batches | None = None
+        self._is_closing = False
+        self._lead_over = anyio.Event()
 
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or an engine fails.
@@ -162,16 +167,25 @@ class Server:
             background.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Reject new requests, finish those in flight, and make `run()` return."""
-        self.registry.close("the server is draining")
+        """Reject new requests after the lead, finish those in flight, and make `run()` return.
+
+        A second call ends the lead.
+        """
+        if self._is_closing:
+            self._lead_over.set()
+        self._is_closing = True
         if self._batches is not None:
             self._batches.runner.stop()
         engines = self.registry.engines
         if not engines:
             # No request is in flight, and loading cannot be interrupted: there is no work to wait for.
+            self.registry.close(DRAINING)
             self._end_process_after(GRACE_S, exit_code=0)
         else:
-            self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+            longest_s = self._config.drain_lead_s + self._drain_timeout_s + GRACE_S + OVERDUE_S
+            self._end_process_after(longest_s, exit_code=EXIT_OVERDUE)
+            await self._lead()
+            self.registry.close(DRAINING)
             began_at = anyio.current_time()
             async with anyio.create_task_group() as draining:  # before the engines that they use
                 for pipeline in self.registry.pipelines.values():
@@ -181,6 +195,12 @@ class Server:
                 for engine in engines:
                     draining.start_soon(engine.drain, left_s)
         self._stop_http.set()
+
+    async def _lead(self) -> None:
+        """Answer as usual while gateways read in `/ready` that the server is about to drain."""
+        self.registry.announce_close(DRAINING)
+        with anyio.move_on_after(self._config.drain_lead_s):
+            await self._lead_over.wait()
 
     async def _run_engine(self) -> None:
         try:
@@ -207,6 +227,7 @@ class Server:
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self.registry.close(self._public_reason(error))
+        self._lead_over.set()
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
@@ -254,7 +275,7 @@ class Server:
             with anyio.open_signal_receiver(*_ending_signals()) as signals:
                 async for number in signals:
                     log.info("server.stopping", signal=number.name)
-                    if self.registry.leaving:
+                    if self._is_closing or self.registry.leaving:
                         os._exit(128 + number)
                     closing.start_soon(self.close)
 

@@ -223,7 +223,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         for method in ("GET", "POST")
     },
     "/ready": get("Readiness of the server", answer=served.Ready, unready=served.NotReady),
-    "/load": get("Number of requests in progress", answer=served.Load),
+    "/load": get("Load of the server, for a router", answer=served.Load),
     "/stages": get("State of every stage", answer=served.Stages, text="The data of the page at /."),
     "/flush_cache": {
         "POST": Operation(

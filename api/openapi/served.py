@@ -123,11 +123,32 @@ class Version(AnswerSchema):
     version: str
 
 
+class LaneLoad(AnswerSchema):
+    """Load of one lane of a model."""
+
+    drain_s: float
+    """Predicted seconds for everything in flight in it."""
+    utilization: float
+    """Mean part of the device's slots that was taken of late, 0 to 1."""
+
+
 class Load(AnswerSchema):
     """Load of the server."""
 
     server_load: int
     """Number of requests in progress."""
+    running: int
+    """Requests with an input on a device."""
+    queued: int
+    """All other requests in progress."""
+    requests_per_second: float
+    """Answered requests a second, of the last seconds."""
+    utilization: float
+    """Utilization of the lane that is used most, 0 to 1."""
+    fullness: float
+    """Used part of the nearest limit of admission, 0 to 1."""
+    lanes: dict[str, dict[str, LaneLoad]]
+    """By model, and by lane."""
 
 
 class Ready(AnswerSchema):

@@ -23,13 +23,14 @@ from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
 from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.engine.plugin_api import PluginApi
+from staged_pool.runtime.engine.reports import Reports
 from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput
 from staged_pool.runtime.plugins.model import PluginModel
-from staged_pool.runtime.statistics import EngineStatistics, Phase
+from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
@@ -104,6 +105,15 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
+        self._reports = Reports(
+            config,
+            model,
+            admission=self._admission,
+            stages=self._stages,
+            requests=self._requests,
+            life=self._life,
+            clock=options.clock,
+        )
         self.plugins: Mapping[str, Engine] = {}
         self._entrance.check_open = self._life.check_open
 
@@ -311,23 +321,16 @@ class Engine(EncodeApi, TokenApi, PluginApi):
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the engine. It waits for no stage, however busy they are."""
-        return EngineStatistics(
-            phase=self.phase,
-            fault=self.fault,
-            admission=self._admission.statistics(),
-            cancelled=dict(self._requests.cancelled),
-            expired=dict(self._requests.expired),
-            overdue_preprocess_calls=self._stages.overdue_calls(),
-            stages=self._stages.stage_statistics(),
-            priorities={
-                priority: self._stages.priority_statistics(priority, requests=self._admission.requests_of(priority))
-                for priority in Priority
-            },
-            device=self._stages.device_statistics(),
-            image_cache=self._model.image_cache,
-            result_cache=None if (results := self._stages.results) is None else results.statistics,
-            plugin=self._model.host.statistics() if isinstance(self._model, PluginModel) else None,
-        )
+        return self._reports.statistics()
+
+    def load(self) -> EngineLoad:
+        """Return the load of the last seconds, for a router; cheap enough for every answer."""
+        return self._reports.load()
+
+    @property
+    def stall(self) -> str | None:
+        """Reason if a forward runs far longer than predicted; else None. Requests are taken all the same."""
+        return self._stages.stall()
 
     def clear_image_cache(self) -> None:
         """Drop the cached images. Images in preprocess go to their requests, and are not cached."""

@@ -239,6 +239,10 @@ class EngineStages:
             return None
         return f"every {self.preprocess[blocking[0]].meter.name} thread has been busy for more than {self._alarm_s:g} s"
 
+    def stall(self) -> str | None:
+        """Return the reason if a forward of any lane runs far longer than predicted; else None."""
+        return next(filter(None, (stage.stall() for stage in self.batch.values())), None)
+
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
         """Return the statistics of each stage, in the order of `stages`."""
         queued = {id(batch): batch.waiting for batch in self.batch.values()}

@@ -17,6 +17,7 @@ from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, Overloaded, ScopeEnds
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
+from staged_pool.stages.scheduling.recent_mean import RecentMean
 from staged_pool.stages.ticket import Ticket
 
 A = TypeVar("A")
@@ -44,6 +45,8 @@ class FollowedRequests:
         self._scopes: dict[object, anyio.CancelScope] = {}
         """Scopes of callers who have a deadline, or wait for parse or a preprocess thread."""
         self._empty = anyio.Event()
+        self.answered = RecentMean()
+        """Requests answered a second, of late."""
         self.cancelled: Counter[str] = Counter()
         """Requests whose caller left before the answer, by stage."""
         self.expired: Counter[str] = Counter()
@@ -113,6 +116,8 @@ class FollowedRequests:
             del self.tickets[ticket]
             self._scopes.pop(ticket, None)
             error, elsewhere_s = ticket.error, ticket.timeline.fetch_s
+            if error is None:
+                self.answered.count(self._clock())
             rejected = isinstance(error, Overloaded)
             self._entrance.leave(reservation, answered=error is None, elsewhere_s=elsewhere_s, rejected=rejected)
             self._note_departure()

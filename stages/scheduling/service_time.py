@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 from staged_pool.stages.scheduling.batch_budget import Budget
-from staged_pool.stages.scheduling.tuning import LEAST_VARIATION, SERVICE_SHAPE_BATCHES, SERVICE_TIME_BATCHES
+from staged_pool.stages.scheduling.tuning import (
+    LEAST_STALL_S,
+    LEAST_VARIATION,
+    SERVICE_SHAPE_BATCHES,
+    SERVICE_TIME_BATCHES,
+    STALL_FACTOR,
+    STALL_LEARNED_BATCHES,
+)
 
 
 class DeviceShare:
@@ -66,9 +73,11 @@ class ServiceTimeModel:
         """Seconds of a batch that do not depend on its size."""
         self.each_s = 0.0
         """Seconds for each token."""
+        self._batches = 0
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Count a batch of `tokens` that took `seconds` of the whole device."""
+        self._batches += 1
         self._late.add(tokens, seconds)
         mean_tokens, mean_s = self._late.means()
         if mean_s > 0.0:  # scaled to the present speed of the device
@@ -85,6 +94,18 @@ class ServiceTimeModel:
     def drain_s(self, tokens: float, budget: int) -> float:
         """Return the seconds of `tokens` in batches of `budget`; 0 before the first observation."""
         return math.ceil(tokens / budget) * self.fixed_s + self.each_s * tokens
+
+    def stall_s(self, tokens: int) -> float:
+        """Return the seconds after which a forward of `tokens` counts as stalled.
+
+        They are seconds of the whole device, infinite until the model has learned. More tokens than usual may take
+        longer in proportion, even while the fit takes the whole time for fixed: a first large batch is never a stall
+        because only small ones came before.
+        """
+        if self._batches < STALL_LEARNED_BATCHES:
+            return math.inf
+        mean_tokens, mean_s = self._late.means()
+        return max(LEAST_STALL_S, STALL_FACTOR * mean_s * max(1.0, tokens / mean_tokens))
 
 
 class _Moments:

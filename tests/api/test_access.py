@@ -41,7 +41,7 @@ WITH_KEY = {"authorization": f"Bearer {KEY}"}
 
 def every_route() -> list[tuple[str, str]]:
     registry = EngineRegistry()
-    table = Routes(registry, ServerMetrics(registry.statistics, ServerState()), PluginRoutes(registry)).table()
+    table = Routes(registry, ServerMetrics(registry, ServerState()), PluginRoutes(registry)).table()
     return [(method, path) for path, handlers in table.items() for method in handlers]
 
 

@@ -64,3 +64,16 @@ def test_only_the_first_forward_marks_the_begin() -> None:
         execution.forward_begins(1.0)
         execution.forward_begins(2.0)
     assert (execution.first_at, execution.forwards) == (1.0, 2)
+
+
+def test_utilization_is_the_part_of_the_slots_that_was_taken_of_late() -> None:
+    device, clock = slots(2)
+    with device.hold(1):
+        clock.now = 60.0
+        assert round(device.utilization, 3) == 0.5
+        with device.hold(1):
+            clock.now = 120.0
+            assert round(device.utilization, 3) == 1.0
+    clock.now = 180.0
+    assert round(device.utilization, 3) == 0.0
+    assert not device.held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from staged_pool.stages.scheduling.service_time import DeviceShare, ServiceTimeModel
+from staged_pool.stages.scheduling.tuning import LEAST_STALL_S, STALL_FACTOR, STALL_LEARNED_BATCHES
 
 
 def test_it_predicts_nothing_before_it_has_seen_something() -> None:
@@ -97,3 +99,29 @@ def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens
     for size, seconds in batches:
         model.observe(size, seconds)
     assert model.drain_s(tokens, 512) >= 0.0
+
+
+def test_no_forward_is_stalled_before_the_model_has_learned() -> None:
+    model = ServiceTimeModel()
+    for _ in range(STALL_LEARNED_BATCHES):
+        assert model.stall_s(10) == math.inf
+        model.observe(10, 30.0)  # the first ones compile kernels
+    assert model.stall_s(10) < math.inf
+
+
+def test_a_short_forward_is_stalled_after_a_second_and_a_long_one_after_a_multiple() -> None:
+    short, long = ServiceTimeModel(), ServiceTimeModel()
+    for _ in range(50):
+        short.observe(12, 0.003)
+        long.observe(1000, 0.5)
+    assert short.stall_s(12) == LEAST_STALL_S
+    assert long.stall_s(1000) == pytest.approx(0.5 * STALL_FACTOR)
+    assert long.stall_s(10) == pytest.approx(0.5 * STALL_FACTOR)  # the fixed part may be all of it
+
+
+@given(fixed_s=st.floats(0, 1), each_s=st.floats(1e-7, 1e-3), tokens=st.integers(12, 50_000))
+def test_a_first_large_batch_of_a_slow_device_is_no_stall(fixed_s: float, each_s: float, tokens: int) -> None:
+    model = ServiceTimeModel()
+    for _ in range(STALL_LEARNED_BATCHES):
+        model.observe(12, fixed_s + 12 * each_s)
+    assert model.stall_s(tokens) >= 0.99 * STALL_FACTOR * (fixed_s + tokens * each_s)

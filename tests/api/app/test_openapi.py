@@ -68,7 +68,7 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 def test_every_route_is_described_and_nothing_else_is() -> None:
     registry = EngineRegistry()
-    table = Routes(registry, ServerMetrics(registry.statistics, ServerState()), PluginRoutes(registry)).table()
+    table = Routes(registry, ServerMetrics(registry, ServerState()), PluginRoutes(registry)).table()
     assert {path: set(methods) for path, methods in OPERATIONS.items()} == {
         path: set(handlers) for path, handlers in table.items()
     }

@@ -480,21 +480,6 @@ async def test_ping_is_health(method: str) -> None:
     assert (response.status_code, [*response.json()]) == (200, ["unix"])
 
 
-async def test_load_is_the_number_of_requests_in_flight() -> None:
-    gate = Gate()
-    async with (
-        serving_in_memory(LetterModel(on_preprocess=gate)) as served,
-        served.client() as client,
-        anyio.create_task_group() as tasks,
-    ):
-        empty = await client.get("/load")
-        tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
-        await gate.arrived()
-        busy = await client.get("/load")
-        gate.open()
-    assert (empty.json(), busy.json()) == ({"server_load": 0}, {"server_load": 1})
-
-
 async def test_more_ids_than_preprocess_holds_become_no_text() -> None:
     async with serving_in_memory(engine=EngineConfig(waiting_tokens=100)) as served, served.client() as client:
         most = LetterModel().card.max_tokens

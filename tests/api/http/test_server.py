@@ -276,6 +276,27 @@ async def test_closing_finishes_what_is_in_flight_and_rejects_the_rest() -> None
     assert [answer.status_code for answer in answers] == [200]
 
 
+async def test_before_a_drain_comes_a_lead_in_which_only_readiness_changes() -> None:
+    async with serving(drain_lead_s=3600) as served, served.client() as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(served.server.close)
+        await until(lambda: bool(served.server.registry.unready()))
+        ready, health = await client.get("/ready"), await client.get("/health")
+        answer = await client.post("/v1/embeddings", json={"input": "a"})
+        assert (ready.status_code, ready.json()["reason"]) == (503, "the server is draining")
+        assert (health.status_code, answer.status_code) == (200, 200)
+        assert "connection" not in answer.headers, "it would send a gateway to new connections of this server"
+        assert not served.server.registry.leaving
+        await served.server.close()  # a second call ends the lead
+        assert served.server.registry.leaving
+
+
+async def test_after_the_lead_the_server_drains() -> None:
+    async with serving(drain_lead_s=0.01) as served:
+        with anyio.fail_after(30):
+            await served.server.close()
+        assert served.server.registry.leaving
+
+
 async def run_to_its_end(served: Server) -> None:
     with anyio.fail_after(30):
         await served.run(bind("127.0.0.1", 0))

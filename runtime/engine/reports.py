@@ -1,0 +1,91 @@
+"""Reports of an engine: its statistics for operators, and its load for routers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine_stages import EngineStages
+from staged_pool.runtime.engine.followed_requests import FollowedRequests
+from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.model import Model
+from staged_pool.runtime.plugins.model import PluginModel
+from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, LaneLoad
+from staged_pool.stages.scheduling.entries import Priority
+
+
+class Reports:
+    """Reads the parts of an engine. Nothing waits for a stage, however busy it is.
+
+    Args:
+        config: Target delay.
+        model: Its caches and devices.
+        admission: Amounts in flight.
+        stages: The stages of the engine.
+        requests: The requests in flight.
+        life: Phase and fault.
+        clock: Clock of the stages, in seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        *,
+        admission: Admission,
+        stages: EngineStages,
+        requests: FollowedRequests,
+        life: Lifecycle,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._admission = admission
+        self._stages = stages
+        self._requests = requests
+        self._life = life
+        self._clock = clock
+
+    def statistics(self) -> EngineStatistics:
+        """Return a snapshot of the engine."""
+        model, stages = self._model, self._stages
+        return EngineStatistics(
+            phase=self._life.phase,
+            fault=self._life.fault,
+            stall=stages.stall(),
+            admission=self._admission.statistics(),
+            cancelled=dict(self._requests.cancelled),
+            expired=dict(self._requests.expired),
+            overdue_preprocess_calls=stages.overdue_calls(),
+            stages=stages.stage_statistics(),
+            priorities={
+                priority: stages.priority_statistics(priority, requests=self._admission.requests_of(priority))
+                for priority in Priority
+            },
+            device=stages.device_statistics(),
+            image_cache=model.image_cache,
+            result_cache=None if stages.results is None else stages.results.statistics,
+            plugin=model.host.statistics() if isinstance(model, PluginModel) else None,
+        )
+
+    def load(self) -> EngineLoad:
+        """Return the load of the last seconds."""
+        inside, batch = self._admission.statistics(), self._stages.batch
+        used = (
+            inside.requests / inside.max_requests,
+            inside.items / inside.max_items,
+            inside.tokens / inside.max_tokens,
+            inside.body_bytes / inside.max_bytes,
+            inside.drain_s / self._config.target_delay_s,
+        )
+        return EngineLoad(
+            requests=inside.requests,
+            running=len({ticket for stage in batch.values() for ticket in stage.tickets() if not ticket.settled}),
+            requests_per_second=self._requests.answered.value(self._clock()),
+            fullness=min(1.0, max(used)),
+            lanes={
+                lane: LaneLoad(drain_s=inside.lanes[lane].drain_s, utilization=stage.utilization)
+                for lane, stage in batch.items()
+            },
+        )
