@@ -19,7 +19,24 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-class BatchResults(Generic[P, R]):
+class BatchCounts:
+    """Counts of the work of a device."""
+
+    def __init__(self) -> None:
+        self.waits = {priority: Histogram() for priority in Priority}
+        """Waits for the device by priority; `StageMeter.wait` has all of them."""
+        self.tokens = 0
+        """Tokens of computed items, without padding."""
+        self.padding_tokens = 0
+        self.wasted_tokens = 0
+        """Tokens of computed items whose callers had all left."""
+        self.coalesced = 0
+        """Items that got the row of another item in flight."""
+        self.cached_items = 0
+        """Items that got a row of an earlier request."""
+
+
+class BatchResults(BatchCounts, Generic[P, R]):
     """Gives new and cached rows to items, and counts the work of the device.
 
     Args:
@@ -38,23 +55,13 @@ class BatchResults(Generic[P, R]):
         coalescer: Coalescer[Item[P]],
         reuse: RowReuse[P, R] | None,
     ) -> None:
+        super().__init__()
         self._meter = meter
         self._to = to
         self._lane = lane
         self._coalescer = coalescer
         self._reuse = reuse
         self._cached = reuse.cached if reuse is not None else None
-        self.waits = {priority: Histogram() for priority in Priority}
-        """Waits for the device by priority; `StageMeter.wait` has all of them."""
-        self.tokens = 0
-        """Tokens of computed items, without padding."""
-        self.padding_tokens = 0
-        self.wasted_tokens = 0
-        """Tokens of computed items whose callers had all left."""
-        self.coalesced = 0
-        """Items that got the row of another item in flight."""
-        self.cached_items = 0
-        """Items that got a row of an earlier request."""
 
     @property
     def caches_rows(self) -> bool:

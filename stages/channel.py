@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from staged_pool.stages.wakeup import Wakeup, wakeup
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -63,7 +64,7 @@ class WorkerNotifier:
         self._is_coming = False
 
 
-class _Contents(Generic[T]):
+class Contents(Generic[T]):
     """State that both ends of a channel share.
 
     The stream's own `receive` and `send` are not used: they let every other task run even where there is nothing to
@@ -120,8 +121,12 @@ class _Contents(Generic[T]):
 
     def has_left(self, message: T) -> None:
         """Count a message that a worker has taken out."""
+        self.left(self.size(message))
+
+    def left(self, size: int) -> None:
+        """Count a message of a size that has left."""
         self.messages -= 1
-        self.give_back(self.size(message))
+        self.give_back(size)
         self.room_freed()
 
     def give_up(self) -> None:
@@ -138,10 +143,20 @@ class _Contents(Generic[T]):
         return not self._used or self._used + size <= self._capacity
 
 
+class SendStream(Protocol[T_contra]):
+    """The way of a message to the receiver, such as `MemoryObjectSendStream`. It needs no bound of its own."""
+
+    def send_nowait(self, item: T_contra) -> None: ...
+
+    def clone(self) -> SendStream[T_contra]: ...
+
+    def close(self) -> None: ...
+
+
 class Sender(Generic[T]):
     """A sending end of a channel, owned by the earlier stage or by the engine."""
 
-    def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
+    def __init__(self, stream: SendStream[T], contents: Contents[T]) -> None:
         self._stream = stream
         self._contents = contents
 
@@ -209,7 +224,7 @@ class Receiver(Generic[T]):
     stage workers run in the engine's own task group only.
     """
 
-    def __init__(self, stream: MemoryObjectReceiveStream[T], contents: _Contents[T]) -> None:
+    def __init__(self, stream: MemoryObjectReceiveStream[T], contents: Contents[T]) -> None:
         self._stream = stream
         self._contents = contents
         self._in_a_row = 0
@@ -279,7 +294,7 @@ class Channel(Generic[T]):
     def __init__(self, name: str, capacity: int, size: Callable[[T], int] = lambda _: 1) -> None:
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
-        self._contents = contents = _Contents[T](name, capacity, size)
+        self._contents = contents = Contents[T](name, capacity, size)
         self.sender = Sender(send, contents)
         self.receiver = Receiver(receive, contents)
 

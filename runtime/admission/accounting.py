@@ -6,7 +6,7 @@ There is one account of tokens. By it admission admits requests, and feeding let
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from math import ceil
+from math import ceil, inf
 from typing import Final, NamedTuple, cast
 
 from staged_pool.runtime.admission.estimates import Estimates
@@ -25,6 +25,16 @@ class RequestClass(NamedTuple):
 
 
 DEFAULT_CLASS: Final = RequestClass()
+
+
+class Arriving(NamedTuple):
+    """A request in front of admission; see `Admission.enter`."""
+
+    body_bytes: int
+    timeout_s: float = inf
+    request_class: RequestClass = DEFAULT_CLASS
+    images: int | None = None
+
 
 NEGLIGIBLE: Final = 1e-6
 """Fewer tokens than this are a rounding error of estimates, and count as none."""

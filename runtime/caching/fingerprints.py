@@ -38,16 +38,22 @@ _IMAGE: Final = 1
 _NONE: Final = -1
 
 
+def new_secret() -> bytes:
+    """Return a new key for hashes that nobody else can make."""
+    return secrets.token_bytes(32)
+
+
 class SharingScopes:
     """Makes the scopes within which rows and prepared images are shared.
 
     Args:
         between_tenants: The setting `share_between_tenants`: True if tenants share them with each other.
+        secret: Key of the hash of salts. None: one of its own, so that scopes are valid within this object only.
     """
 
-    def __init__(self, *, between_tenants: bool) -> None:
+    def __init__(self, *, between_tenants: bool, secret: bytes | None = None) -> None:
         self._between_tenants = between_tenants
-        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
+        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secret or new_secret())
 
     def scope(self, tenant: Hashable, salt: str | None) -> Hashable:
         """Return the scope of a request; None for requests without tenant and salt.
@@ -65,10 +71,14 @@ class SharingScopes:
 
 
 class Identities:
-    """Makes identities, which are valid within this object only. Thread-safe."""
+    """Makes identities. Thread-safe.
 
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
+    Args:
+        secret: Key of the hash. None: one of its own, so that identities are valid within this object only.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secret or new_secret())
 
     def of(self, payload: Payload) -> bytes:
         """Return the identity of a payload: equal for equal payloads, and for no others."""

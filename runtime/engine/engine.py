@@ -12,15 +12,14 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.runtime import arguments
-from staged_pool.runtime.admission.accounting import RequestClass
-from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.admission.accounting import Arriving, RequestClass, Reservation
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.encode_api import EncodeApi
 from staged_pool.runtime.engine.engine_stages import EngineStages
-from staged_pool.runtime.engine.entrance import Arriving, Entrance
+from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.followed_requests import FollowedRequests, wait_for_scope
 from staged_pool.runtime.engine.host_loop import HostLoop
-from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts
+from staged_pool.runtime.engine.lanes import LaneParts, admission_of
 from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.engine.plugin_api import PluginApi
 from staged_pool.runtime.engine.reports import Reports
@@ -30,6 +29,7 @@ from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput
 from staged_pool.runtime.plugins.model import PluginModel
+from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
@@ -68,6 +68,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         shared_cores: int | None,
         options: StageOptions,
         memory: MemoryGovernor,
+        remote: RemoteModel | None = None,
     ) -> None:
         self._host = HostLoop()
         self._config = config
@@ -78,16 +79,14 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         self._clock = options.clock
         self.memory = memory
         """The memory governor of this process."""
-        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
-        self._admission = Admission(
-            config,
-            {lane: parts.service_time for lane, parts in lanes.items()},
-            {lane: LaneLimits.of(lane, config, batch_tokens).fed_tokens for lane in lanes},
-            options.clock,
-            math.inf if config.split_long_inputs else model.card.max_tokens,
+        self._admission = (
+            admission_of(config, model.card, {lane: parts.service_time for lane, parts in lanes.items()}, options.clock)
+            if remote is None
+            else remote.account
         )
         plan = model.plan if isinstance(model, PluginModel) else lambda _, request: plan_task(request, model.card)
-        self._planner = RequestPlanner(config, model.card, self._admission, plan)
+        count_items = self._count_items if remote is None else remote.count_items
+        self._planner = RequestPlanner(config, model.card, count_items, plan, None if remote is None else remote.secret)
         self._stages = EngineStages(
             config,
             model,
@@ -97,10 +96,11 @@ class Engine(EncodeApi, TokenApi, PluginApi):
             offload=offload,
             shared_cores=shared_cores,
             options=options,
+            remote=remote,
         )
         self._planner.obstruction = self._stages.obstruction
         self._admission.in_flight.fed_tokens_freed = lambda lane: self._stages.feeds[lane].grant()
-        self._entrance = Entrance(self._admission, options.clock)
+        self._entrance = remote or Entrance(self._admission, options.clock)
         self._admission.in_flight.room_freed = self._entrance.grant
         self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
@@ -303,11 +303,14 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         """See `RequestPlanner.check_model`."""
         self._planner.check_model(name)
 
+    def _count_items(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
+        self._admission.count_items(cast(Reservation, ticket.load), inputs)
+
     async def _run_preprocess(self, call: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""
         self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        reservation = self._entrance.enter_nowait(Arriving(body_bytes))
+        reservation = await self._entrance.admit(Arriving(body_bytes))
         offload = self._lanes[lane].preprocess if lane in self._lanes else self._tokenize
         return await self._requests.run_call(reservation, offload, call, argument)
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
-from anyio.abc import TaskStatus
 
 from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
+from staged_pool.runtime.engine.stage_group import StageGroup
 from staged_pool.runtime.model import Lane, Model, ModelInput, ModelRow
-from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
-from staged_pool.stages.batch import BatchStage
+from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.channel import ENDED, Channel, Sender
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival, Completer, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.scheduling.coalescing import RowReuse
-from staged_pool.stages.scheduling.entries import Priority
-from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Plan, Request
 
@@ -42,7 +38,7 @@ WATCH_INTERVAL: Final = 0.01
 log = get_logger("staged_pool.engine")
 
 
-class EngineStages:
+class EngineStages(StageGroup):
     """parse -> preprocess -> batch -> postprocess. Answers leave through the tickets of the requests.
 
     Each lane of the model has its own preprocess and batch stage, and waits for nothing of another lane.
@@ -56,6 +52,7 @@ class EngineStages:
         offload: Decodes large requests, and makes large answers.
         shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
         options: Options of all stages.
+        remote: The engine process that computes in place of `model`. None: this process does.
     """
 
     def __init__(
@@ -69,18 +66,20 @@ class EngineStages:
         offload: Offload,
         shared_cores: int | None,
         options: StageOptions,
+        remote: RemoteModel | None = None,
     ) -> None:
         self._alarm_s = config.preprocess_alarm_s
         self._model = model
-        self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
-        """Rows of earlier requests, of all lanes. None: no rows are cached."""
+        self._remote = remote
+        self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb and not remote else None
+        """Rows of earlier requests, of all lanes. None: no rows are cached here."""
         requests: Channel[Any] = options.channel("parse", config.channel_capacity * config.chunk_items)
         rows: Channel[Any] = options.channel("postprocess", config.channel_capacity)
         built = self._build_lanes(config, lanes, rows.sender, SharedCores(shared_cores), options)
-        self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {lane: stages.feed for lane, stages in built.items()}
+        feeds: dict[Hashable, FeedQueue[ModelInput]] = {lane: stages.feed for lane, stages in built.items()}
         self.parse = ParseStage[ModelInput](
             requests.receiver,
-            self.feeds,
+            feeds,
             lane_of=_only(lanes) if len(lanes) == 1 else _lane_of,
             accept=accept,
             completer=completer,
@@ -91,23 +90,22 @@ class EngineStages:
         self.preprocess: dict[Lane, PreprocessStage[ModelInput, Any]] = {
             lane: stages.preprocess for lane, stages in built.items()
         }
-        self.batch: dict[Lane, BatchStage[Any, ModelRow]] = {lane: stages.batch for lane, stages in built.items()}
+        batch = {lane: stages.batch for lane, stages in built.items()}
         self.postprocess = PostprocessStage[ModelRow](
             rows.receiver, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
-        self.stages: tuple[Stage, ...] = (
-            self.parse,
-            *self.preprocess.values(),
-            *self.batch.values(),
-            self.postprocess,
+        super().__init__(
+            (self.parse, *self.preprocess.values(), *batch.values(), self.postprocess),
+            (
+                requests,
+                *[stages.inputs for stages in built.values()],
+                *[stages.prepared for stages in built.values()],
+                rows,
+            ),
+            batch,
+            feeds,
+            lambda: model.devices,
         )
-        self.channels: tuple[Channel[Any], ...] = (
-            requests,
-            *[stages.inputs for stages in built.values()],
-            *[stages.prepared for stages in built.values()],
-            rows,
-        )
-        """The channel in front of each stage, in the order of `stages`."""
         self._arrivals: Sender[Arrival] = requests.sender
 
     def _build_lanes(
@@ -120,9 +118,11 @@ class EngineStages:
     ) -> dict[Lane, LaneStages]:
         reuse: RowReuse[Any, Any] | None = None
         preprocess: Preprocess[ModelInput, Any] = self._model.preprocess
-        if config.coalesce or self.results is not None:
+        if config.coalesce or config.result_cache_mb:
             reuse = RowReuse(freeze=freeze, coalesce=config.coalesce, cached=self.results)
-            preprocess = Identities().given_to(self._model.preprocess)
+            preprocess = Identities(None if self._remote is None else self._remote.secret).given_to(
+                self._model.preprocess
+            )
         cores.lanes = built = {
             lane: LaneStages(
                 lane,
@@ -134,6 +134,7 @@ class EngineStages:
                 reuse=reuse,
                 cores=cores,
                 options=options,
+                remote=self._remote,
             )
             for lane, parts in lanes.items()
         }
@@ -165,29 +166,7 @@ class EngineStages:
         """Let nothing more in: the end of the stream then runs down from stage to stage."""
         self._arrivals.close()
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until the stages are closed and everything has passed through them.
-
-        Args:
-            task_status: Told when all stages work.
-
-        Raises:
-            ExceptionGroup: A stage gave up; the others were cancelled.
-        """
-        waiting = list(reversed(self.stages))
-        try:
-            async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._watch_preprocess)
-                async with anyio.create_task_group() as stages:
-                    while waiting:
-                        await stages.start(waiting.pop().run)
-                    task_status.started()
-                watchers.cancel_scope.cancel()
-        finally:
-            for stage in waiting:  # cancelled before they began: nobody else closes their channels
-                stage.close()
-
-    async def _watch_preprocess(self) -> None:
+    async def _watch(self) -> None:
         """Log preprocess calls that do not end. No thread can be ended; an operator can end the process.
 
         The next look is when one more call would be overdue, so none that begins between two looks is missed.
@@ -201,15 +180,8 @@ class EngineStages:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
                 known[lane] = overdue
 
-    def on_give_up(self, call: Callable[[Exception], object]) -> None:
-        """Call a function as soon as a stage cannot go on. `run` itself first waits for running calls."""
-        for stage in self.stages:
-            stage.gave_up = call
-
     def save_memory(self, saves: bool) -> None:
-        """Keep batches small and empty the caches, or let batches grow again."""
-        for stage in self.batch.values():
-            stage.save_memory(saves)
+        super().save_memory(saves)
         if saves:
             self._model.clear_image_cache()
             self.clear_result_cache()
@@ -229,6 +201,8 @@ class EngineStages:
         Args:
             lanes: Lanes that a request needs, all of which must be free. None: one free lane is enough.
         """
+        if self._remote is not None and (fault := self._remote.fault):
+            return fault
         blocking = []
         for lane in self.preprocess if lanes is None else lanes:
             if self.preprocess[lane].is_stuck(self._alarm_s):
@@ -238,54 +212,6 @@ class EngineStages:
         if not blocking:
             return None
         return f"every {self.preprocess[blocking[0]].meter.name} thread has been busy for more than {self._alarm_s:g} s"
-
-    def stall(self) -> str | None:
-        """Return the reason if a forward of any lane runs far longer than predicted; else None."""
-        return next(filter(None, (stage.stall() for stage in self.batch.values())), None)
-
-    def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage, in the order of `stages`."""
-        queued = {id(batch): batch.waiting for batch in self.batch.values()}
-        return tuple(
-            stage.meter.snapshot(channel.waiting + queued.get(id(stage), 0))
-            for stage, channel in zip(self.stages, self.channels, strict=True)
-        )
-
-    def priority_statistics(self, priority: Priority, *, requests: int) -> PriorityStatistics:
-        """Return the statistics of one priority, given the number of its requests in flight."""
-        waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
-        waits = [stage.results.waits[priority].snapshot() for stage in self.batch.values()]
-        return PriorityStatistics(
-            requests=requests,
-            waiting_requests=sum(feed.waiting_requests(priority) for feed in self.feeds.values()),
-            waiting_items=sum(each.items for each in waiting),
-            waiting_tokens=sum(each.tokens for each in waiting),
-            wait=HistogramSnapshot(
-                counts=tuple(map(sum, zip(*[wait.counts for wait in waits], strict=True))),
-                sum_s=sum(wait.sum_s for wait in waits),
-            ),
-        )
-
-    def device_statistics(self) -> DeviceStatistics:
-        """Return the work of all devices since the start."""
-        batches: Counter[str] = Counter()
-        holds: Counter[str] = Counter()
-        for stage in self.batch.values():
-            batches += stage.triggers
-            holds += stage.holds
-        results = [stage.results for stage in self.batch.values()]
-        done = sum(stage.meter.done for stage in self.batch.values())
-        return DeviceStatistics(
-            devices=tuple(self._model.devices),
-            batches=dict(batches),
-            holds=dict(holds),
-            budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
-            items=done - sum(each.coalesced + each.cached_items for each in results),
-            coalesced_items=sum(each.coalesced for each in results),
-            tokens=sum(each.tokens for each in results),
-            padding_tokens=sum(each.padding_tokens for each in results),
-            wasted_tokens=sum(each.wasted_tokens for each in results),
-        )
 
 
 def _lane_of(given: ModelInput) -> Lane:

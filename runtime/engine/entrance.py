@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import anyio
 
-from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, LIMITS, RequestClass, Reservation
+from staged_pool.runtime.admission.accounting import LIMITS, Arriving, Reservation
 from staged_pool.runtime.admission.controller import Admission, LimitReached
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, StagedPoolError, detached
 from staged_pool.stages.scheduling.entries import Priority
@@ -18,15 +18,6 @@ from staged_pool.stages.wakeup import Wakeup, wakeup
 
 LOOK_AGAIN_S: Final = 0.5
 """Longest wait for a departure, in seconds: memory of answers, too, is given back, without a request that leaves."""
-
-
-class Arriving(NamedTuple):
-    """A request in front of admission; see `Admission.enter`."""
-
-    body_bytes: int
-    timeout_s: float = math.inf
-    request_class: RequestClass = DEFAULT_CLASS
-    images: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +54,7 @@ class _Waiting:
 class Entrance:
     """Lets requests into an engine.
 
-    `enter_nowait` admits or rejects at once. `enter` waits, for callers that have admitted the work already, such as a
+    A request is admitted or rejected at once; or it waits, for callers that have admitted the work already, such as a
     pipeline. A departure lets waiting requests in before any newcomer.
 
     Args:
@@ -84,6 +75,14 @@ class Entrance:
     def waiting(self) -> int:
         """Number of requests that wait for room."""
         return len(self._queue)
+
+    async def admit(self, arriving: Arriving, *, waits: bool = False) -> Reservation:
+        """Admit a request: at once, without a checkpoint, or with `waits` as soon as there is room.
+
+        Raises:
+            StagedPoolError: As for `enter_nowait` and `enter`.
+        """
+        return await self.enter(arriving) if waits else self.enter_nowait(arriving)
 
     def enter_nowait(self, arriving: Arriving) -> Reservation:
         """Admit a request or reject it; see `Admission.enter`.

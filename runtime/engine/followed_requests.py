@@ -9,11 +9,12 @@ from typing import TypeVar
 
 import anyio
 
-from staged_pool.runtime.admission.accounting import Reservation
+from staged_pool.runtime.admission.accounting import Arriving, Reservation
 from staged_pool.runtime.engine.engine_stages import EngineStages
-from staged_pool.runtime.engine.entrance import Arriving, Entrance
+from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.budget import ByteAccount
+from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, Overloaded, ScopeEnds
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
@@ -29,13 +30,13 @@ class FollowedRequests:
 
     Args:
         stages: Take the requests.
-        entrance: Admits the requests.
+        entrance: Admits the requests; in a front it asks the engine process.
         answers: Account of the memory of all answers.
         clock: Clock of the stages, in seconds.
     """
 
     def __init__(
-        self, stages: EngineStages, entrance: Entrance, answers: ByteAccount, clock: Callable[[], float]
+        self, stages: EngineStages, entrance: Entrance | RemoteModel, answers: ByteAccount, clock: Callable[[], float]
     ) -> None:
         self._stages = stages
         self._entrance = entrance
@@ -76,10 +77,7 @@ class FollowedRequests:
             ScopeEnds: A stage dropped the work, because the caller's scope ends too soon.
             StagedPoolError: The request was rejected, or its ticket was settled with this error.
         """
-        if waits:
-            reservation = await self._entrance.enter(arriving)
-        else:
-            reservation = self._entrance.enter_nowait(arriving)
+        reservation = await self._entrance.admit(arriving, waits=waits)
         with AnswerMemory(self._answers, arriving.request_class.tenant) as own:
             reservation.answer = answer or own
             ticket = ticket_of(reservation)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from math import inf
+from typing import Any, Final, TypeAlias
 
+from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow
+from staged_pool.runtime.remote.batch import RemoteBatchStage
+from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.batch_parts import BatchDevice, BatchScheduling, NearbyWork
 from staged_pool.stages.channel import Channel, Sender
@@ -22,6 +26,9 @@ from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceT
 from staged_pool.stages.scheduling.tuning import IMAGE_WAITING_BATCHES
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item
+
+BatchLane: TypeAlias = BatchStage[Any, ModelRow] | RemoteBatchStage
+"""The batch stage of a lane, or what stands for it in a front."""
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images", "plugin": ""}
 """Suffix of the names of a lane's stages."""
@@ -73,6 +80,11 @@ class LaneLimits:
             fed_tokens=min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens),
         )
 
+    @staticmethod
+    def of_model(lane: Lane, config: EngineConfig, card: ModelCard) -> LaneLimits:
+        """Derive the limits of a lane from the settings and the model."""
+        return LaneLimits.of(lane, config, config.batch_tokens(card.device, card.memory_tokens))
+
 
 def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> LaneServiceTime:
     """Return the service time of a lane before the first measurement."""
@@ -82,6 +94,29 @@ def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> Lane
         target_s=config.target_batch_s,
     )
     return LaneServiceTime(budget=budget, preprocess=None if lane == "text" else ServiceTimeModel())
+
+
+def input_tokens(config: EngineConfig, card: ModelCard) -> float:
+    """Return the most tokens of one text: longer texts are cut or rejected."""
+    return inf if config.split_long_inputs else card.max_tokens
+
+
+def admission_of(
+    config: EngineConfig,
+    card: ModelCard,
+    service_times: Mapping[Lane, LaneServiceTime],
+    clock: Callable[[], float],
+) -> Admission:
+    """Return the admission of a model.
+
+    Args:
+        config: Settings of the engine.
+        card: Description of the model.
+        service_times: Service time of each lane.
+        clock: Clock of the stages, in seconds.
+    """
+    fed_limits = {lane: LaneLimits.of_model(lane, config, card).fed_tokens for lane in service_times}
+    return Admission(config, service_times, fed_limits, clock, input_tokens(config, card))
 
 
 class SharedCores:
@@ -130,6 +165,7 @@ class LaneStages:
         reuse: See `BatchScheduling.reuse`.
         cores: The use that all lanes make of the cores.
         options: See `StageOptions`.
+        remote: The engine process that computes in place of `model`. None: this process does.
     """
 
     def __init__(
@@ -144,37 +180,33 @@ class LaneStages:
         reuse: RowReuse[Any, Any] | None,
         cores: SharedCores,
         options: StageOptions,
+        remote: RemoteModel | None = None,
     ) -> None:
-        card = model.card
-        limits = LaneLimits.of(lane, config, config.batch_tokens(card.device, card.memory_tokens))
+        limits = LaneLimits.of_model(lane, config, model.card)
         suffix, lists = SUFFIX[lane], config.channel_capacity
         self.inputs: Channel[Any] = options.channel(f"preprocess{suffix}", lists * limits.chunk_items, len)
         self.prepared: Channel[Any] = options.channel(f"batch{suffix}", lists)
         self.feed = FeedQueue[ModelInput](lane, self.inputs.sender, chunk_items=limits.chunk_items, clock=options.clock)
-        self.batch = BatchStage[Any, ModelRow](
-            self.prepared.receiver,
-            rows,
-            device=BatchDevice(
-                forward=model.forward,
-                offload=parts.device,
-                slots=card.forward_workers,
-                ahead=max(1, card.forward_workers * card.launched_ahead),
-            ),
-            scheduling=BatchScheduling(
-                former=_batch_former(lane, parts, config, model),
-                service_time=parts.service_time.device,
-                budget=parts.service_time.budget,
-                fed_tokens=limits.fed_tokens,
+        nearby = NearbyWork(
+            preparing=lambda: self.preprocess.preparing,
+            ready_s=lambda: self.preprocess.call_s,
+            elsewhere=partial(cores.calls_elsewhere, lane),
+            core_is_free=partial(cores.is_free, lane),
+        )
+        self.batch: BatchLane = (
+            build_batch_stage(
+                lane,
+                parts,
+                self.prepared,
+                rows,
+                config=config,
+                model=model,
                 reuse=reuse,
-            ),
-            nearby=NearbyWork(
-                preparing=lambda: self.preprocess.preparing,
-                ready_s=lambda: self.preprocess.call_s,
-                elsewhere=partial(cores.calls_elsewhere, lane),
-                core_is_free=partial(cores.is_free, lane),
-            ),
-            options=options,
-            name=self.prepared.name,
+                nearby=nearby,
+                options=options,
+            )
+            if remote is None
+            else remote.batch_stage(lane, self.prepared, rows, nearby=nearby, options=options)
         )
         self.preprocess = PreprocessStage[ModelInput, Any](
             self.inputs.receiver,
@@ -189,6 +221,54 @@ class LaneStages:
             lane=lane,
             name=self.inputs.name,
         )
+
+
+def build_batch_stage(
+    lane: Lane,
+    parts: LaneParts,
+    prepared: Channel[Any],
+    rows: Sender[Sequence[Item[ModelRow]]],
+    *,
+    config: EngineConfig,
+    model: Model,
+    reuse: RowReuse[Any, Any] | None,
+    nearby: NearbyWork,
+    options: StageOptions,
+) -> BatchStage[Any, ModelRow]:
+    """Build the batch stage of a lane.
+
+    Args:
+        lane: Name of the lane.
+        parts: Its threads and service time.
+        prepared: The channel in front of the stage.
+        rows: The channel behind it.
+        config: Source of its limits.
+        model: Runs the forwards.
+        reuse: See `BatchScheduling.reuse`.
+        nearby: See `NearbyWork`.
+        options: See `StageOptions`.
+    """
+    card = model.card
+    return BatchStage[Any, ModelRow](
+        prepared.receiver,
+        rows,
+        device=BatchDevice(
+            forward=model.forward,
+            offload=parts.device,
+            slots=card.forward_workers,
+            ahead=max(1, card.forward_workers * card.launched_ahead),
+        ),
+        scheduling=BatchScheduling(
+            former=_batch_former(lane, parts, config, model),
+            service_time=parts.service_time.device,
+            budget=parts.service_time.budget,
+            fed_tokens=LaneLimits.of_model(lane, config, card).fed_tokens,
+            reuse=reuse,
+        ),
+        nearby=nearby,
+        options=options,
+        name=prepared.name,
+    )
 
 
 def _batch_former(lane: Lane, parts: LaneParts, config: EngineConfig, model: Model) -> BatchFormer[Item[Any]]:

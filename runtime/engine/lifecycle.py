@@ -4,21 +4,42 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine_stages import EngineStages
-from staged_pool.runtime.engine.followed_requests import FollowedRequests
+from staged_pool.runtime.engine.stage_group import StageGroup
 from staged_pool.runtime.memory.governor import MemoryGovernor, Pressure
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Abandonable, Offload
+from staged_pool.stages.ticket import Ticket
 
 log = get_logger("staged_pool.engine")
+
+
+class Requests(Protocol):
+    """The requests in flight of an engine."""
+
+    @property
+    def tickets(self) -> Collection[Ticket]: ...
+
+    def any(self) -> bool:
+        """Return True if a request is in flight."""
+        ...
+
+    def settle_waiting(self) -> None:
+        """Admit or fail the requests that wait for room, as the engine now allows."""
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no request is in flight."""
+
+    def fail_all(self, message: str) -> None:
+        """Settle every request with `EngineStopped`, also those that wait for room."""
 
 
 class Lifecycle:
@@ -38,8 +59,8 @@ class Lifecycle:
     def __init__(
         self,
         config: EngineConfig,
-        stages: EngineStages,
-        requests: FollowedRequests,
+        stages: StageGroup,
+        requests: Requests,
         offloads: Collection[Offload],
         memory: MemoryGovernor,
     ) -> None:

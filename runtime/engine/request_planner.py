@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import cast
 
 from staged_pool.runtime.admission.accounting import Reservation
-from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
@@ -25,22 +24,24 @@ class RequestPlanner:
     Args:
         config: Limits of a request, and `share_between_tenants`.
         card: Description of the served model.
-        admission: Counts the inputs of each lane once they are known.
+        count_items: Counts the inputs of each lane once they are known; see `Admission.count_items`.
         plan_task: Plans a request by its task.
+        secret: See `SharingScopes`.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         card: ModelCard,
-        admission: Admission,
+        count_items: Callable[[Ticket, Mapping[Lane, int]], object],
         plan_task: Callable[[Ticket, Request], Plan[ModelInput]],
+        secret: bytes | None = None,
     ) -> None:
         self._config = config
         self._plan_task = plan_task
         self._card = card
-        self._admission = admission
-        self._scopes = SharingScopes(between_tenants=config.share_between_tenants)
+        self._count_items = count_items
+        self._scopes = SharingScopes(between_tenants=config.share_between_tenants, secret=secret)
         self.obstruction: Callable[[Iterable[Lane]], str | None] = lambda lanes: None
         """Returns the reason why nothing gets through these lanes; see `EngineStages.obstruction`."""
 
@@ -74,7 +75,7 @@ class RequestPlanner:
             check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         reservation = cast(Reservation, ticket.load)
         if reservation.is_in_flight:
-            self._admission.count_items(reservation, lanes)
+            self._count_items(ticket, lanes)
             if reservation.answer is not None:
                 is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)
                 reservation.answer.expect(expected_numbers(plan.inputs, reservation.tokens, card), in_answer=is_answer)

@@ -14,6 +14,7 @@ from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, ModelInput
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.plugins.request import PluginCompleter
+from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.parse import Completer
@@ -34,6 +35,7 @@ async def run_engine(
     shared_cores: int | None = None,
     options: StageOptions | None = None,
     memory: MemoryGovernor | None = None,
+    remote: RemoteModel | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a loaded model for the length of a block.
 
@@ -51,6 +53,7 @@ async def run_engine(
         shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
         options: Clock, restart policy and channel class of the stages.
         memory: Memory governor of this process, which its owner must run. None: memory has no limit.
+        remote: The engine process that computes in place of `model`. None: this process does.
     """
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
@@ -83,6 +86,7 @@ async def run_engine(
         shared_cores=shared_cores,
         options=options or StageOptions(),
         memory=memory,
+        remote=remote,
     )
     with single_errors():
         async with engine.running():

@@ -29,6 +29,7 @@ FLOORS: Final = (
     "api/pool",
     "runtime/pipelines",
     "runtime/engine",
+    "runtime/remote",
     "runtime/plugins",
     "runtime/encoding",
     "runtime/models",

@@ -20,14 +20,14 @@ from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.admission import accounting
-from staged_pool.runtime.admission.accounting import InFlight, Reservation
+from staged_pool.runtime.admission.accounting import Arriving, InFlight, Reservation
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.caching.fingerprints import Identities, SharingScopes
 from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.entrance import Arriving, Entrance
+from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import LaneLimits
 from staged_pool.runtime.engine.lifecycle import Lifecycle

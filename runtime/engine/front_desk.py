@@ -1,0 +1,260 @@
+"""The engine process's ends of the lines to all fronts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import anyio
+from anyio.abc import TaskGroup
+
+from staged_pool.runtime.admission.accounting import Arriving, RequestClass, Reservation
+from staged_pool.runtime.engine.device_engine import DeviceEngine
+from staged_pool.runtime.model import Lane, Row
+from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote.arrays import Block, pack_row, unpack_payload
+from staged_pool.runtime.remote.messages import ModelTerms, Welcome, pack_error
+from staged_pool.runtime.remote.port import Port, Rings
+from staged_pool.runtime.remote.tickets import FrontTicket
+from staged_pool.runtime.version import VERSION
+from staged_pool.stages.channel import Channel
+from staged_pool.stages.errors import EngineStopped, StagedPoolError
+from staged_pool.stages.link import Stream
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.wire import Bytes, WireError
+
+log = get_logger("staged_pool.remote")
+
+_Key = tuple[int, Lane]
+
+
+class FrontDesk:
+    """Takes the requests of all fronts to the models of this process, and their rows back.
+
+    Args:
+        terms: Terms of each model, in the order of the settings.
+    """
+
+    def __init__(self, terms: Sequence[ModelTerms]) -> None:
+        self._terms = list(terms)
+        self.engines: Sequence[DeviceEngine] = ()
+        """The engine of each model, in the same order; set once they run."""
+        self._fronts: set[_Front] = set()
+
+    async def serve(self, stream: Stream, rings: Rings | None) -> str:
+        """Serve one front until its line ends; its work is dropped then. Returns the reason of the end."""
+        front = _Front(self, stream, rings, Welcome(VERSION, self._terms))
+        self._fronts.add(front)
+        try:
+            return await front.run()
+        finally:
+            self._fronts.discard(front)
+            front.leave_all()
+
+    def tell_states(self) -> None:
+        """Send the state of each model to all fronts, and give back shared memory that is read."""
+        for front in self._fronts:
+            front.tell_states()
+
+    def give(self, number: int, rows: Sequence[tuple[FrontTicket, Item[Row]]]) -> None:
+        """Send the rows of a model to the fronts that wait for them."""
+        by_front: dict[_Front, list[tuple[FrontTicket, Item[Row]]]] = {}
+        for ticket, item in rows:
+            by_front.setdefault(cast(_Front, ticket.front), []).append((ticket, item))
+        for front, own in by_front.items():
+            front.give(number, own)
+
+    def clear(self, message: messages.Clear) -> None:
+        """Empty the caches of a model, here and in all fronts."""
+        if message.results:
+            self.engines[message.model].clear_result_cache()
+        for front in self._fronts:
+            front.port.post(message)
+
+
+class _Front:
+    """One front, as the engine process sees it."""
+
+    def __init__(self, desk: FrontDesk, stream: Stream, rings: Rings | None, welcome: Welcome) -> None:
+        self._desk = desk
+        self._welcome = welcome
+        self._tickets: dict[int, tuple[int, FrontTicket]] = {}
+        """Number of the model and claim of each request, by its number."""
+        self._entering: dict[int, anyio.CancelScope] = {}
+        """Requests that wait for room."""
+        self._inboxes: dict[_Key, Channel[Any]] = {}
+        self._tasks: TaskGroup
+        self.port = Port(
+            stream,
+            rings,
+            {
+                messages.Hello: self._greet,
+                messages.Admit: self._admit,
+                messages.Count: self._count,
+                messages.Items: self._take_items,
+                messages.Leave: lambda message, _: self._leave(message),
+                messages.Clear: lambda message, _: desk.clear(message),
+            },
+        )
+
+    async def run(self) -> str:
+        """Serve until the line ends. Returns the reason."""
+        async with anyio.create_task_group() as self._tasks:
+            for number, engine in enumerate(self._desk.engines):
+                for lane in engine.stages.prepared:
+                    # As many lists as the front has credits: there is always room for one that it may send.
+                    inbox: Channel[Any] = Channel(f"front {lane}", engine.config.channel_capacity)
+                    self._inboxes[number, lane] = inbox
+                    self._tasks.start_soon(self._pass_on, number, lane, inbox)
+            reason = await self.port.run()
+            self._tasks.cancel_scope.cancel()
+        return reason
+
+    async def _pass_on(self, number: int, lane: Lane, inbox: Channel[Any]) -> None:
+        """Pass items to the batch stage of a lane, and give the credit of each list back when it has left."""
+        sender = self._desk.engines[number].stages.prepared[lane]
+        async for items in inbox.receiver:
+            try:
+                await sender.send(items)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                for item in items:
+                    item.ticket.fail(EngineStopped("The engine is stopped."))
+            self.port.post(messages.Credit(number, lane, 1))
+
+    def leave_all(self) -> None:
+        """Drop the work of a front that is gone."""
+        for number in list(self._tickets):
+            self._leave(messages.Leave(number, answered=False, elsewhere_s=0.0, rejected=False))
+        for engine in self._desk.engines:
+            for preparing in engine.stages.preparing.values():
+                preparing.reports.pop(self, None)
+
+    def tell_states(self) -> None:
+        """Send the state of each model."""
+        for number, engine in enumerate(self._desk.engines):
+            self.port.post(messages.State(number, engine.fault, engine.fed()))
+
+    def give(self, number: int, rows: Sequence[tuple[FrontTicket, Item[Row]]]) -> None:
+        """Send rows to the front."""
+        parts: list[Bytes] = []
+        packed = [pack_row(item.payload.values, parts) for _, item in rows]
+        keys = [(ticket.number, item.index, item.part) for ticket, item in rows]
+        queue_s = [ticket.timeline.queue_s for ticket, _ in rows]
+        device_s = [ticket.timeline.device_s for ticket, _ in rows]
+        fed = self._desk.engines[number].fed()
+        self.port.post_arrays(
+            lambda block, size: messages.Rows(number, block, size, keys, packed, queue_s, device_s, fed), parts
+        )
+
+    def failed(self, ticket: FrontTicket, error: StagedPoolError, index: int | None) -> None:
+        """Tell the front the error of a request."""
+        self.port.post(messages.Failed(ticket.number, index, pack_error(error)))
+
+    def _greet(self, message: messages.Hello, _: object) -> None:
+        if message.version != VERSION:
+            raise WireError(f"the front runs version {message.version}; this engine process runs {VERSION}")
+        self.port.post(self._welcome)
+        self.tell_states()
+
+    def _admit(self, message: messages.Admit, _: object) -> None:
+        engine = self._engine(message.model)
+        arriving = Arriving(
+            message.body_bytes,
+            math.inf if message.left_s is None else message.left_s,
+            RequestClass(message.priority, message.tenant),
+            message.images,
+        )
+        if message.waits:
+            self._tasks.start_soon(self._admit_later, engine, message, arriving)
+            return
+        try:
+            reservation = engine.entrance.enter_nowait(arriving)
+        except StagedPoolError as error:
+            self.port.post(messages.Refused(message.request, pack_error(error)))
+            return
+        self._entered(engine, message, reservation)
+
+    async def _admit_later(self, engine: DeviceEngine, message: messages.Admit, arriving: Arriving) -> None:
+        with anyio.CancelScope() as self._entering[message.request]:
+            try:
+                self._entered(engine, message, await engine.entrance.enter(arriving))
+            except StagedPoolError as error:
+                self.port.post(messages.Refused(message.request, pack_error(error)))
+            finally:
+                del self._entering[message.request]
+
+    def _entered(self, engine: DeviceEngine, message: messages.Admit, reservation: Reservation) -> None:
+        ticket = FrontTicket(message.request, reservation, message.left_s, engine.clock(), self)
+        self._tickets[message.request] = message.model, ticket
+        engine.requests.open.add(ticket)
+        self.port.post(messages.Admitted(message.request))
+
+    def _count(self, message: messages.Count, _: object) -> None:
+        if (ticket := self._open_ticket(message.request)) is None:
+            return
+        try:
+            self._engine_of(message.request).admission.count_items(ticket.reservation, message.inputs)
+        except StagedPoolError as error:
+            ticket.fail(error)
+
+    def _take_items(self, message: messages.Items, block_of: Callable[[], Block]) -> None:
+        engine = self._engine(message.model)
+        if (inbox := self._inboxes.get((message.model, message.lane))) is None:
+            raise WireError(f"the front speaks of a lane {message.lane}, which model {message.model} does not have")
+        engine.stages.preparing[message.lane].reports[self] = message.preparing, message.call_s
+        now, block = engine.clock(), block_of()
+        items: list[Item[Any]] = []
+        for (request, index, part), tokens, batch_key, identity, plain in zip(
+            message.keys, message.tokens, message.batch_keys, message.identities, message.payloads, strict=True
+        ):
+            payload = unpack_payload(plain, block)
+            if (ticket := self._open_ticket(request)) is not None:
+                items.append(Item(ticket, index, payload, now, tokens, batch_key, part, identity))
+        _count_tokens(items, message.lane)
+        if not inbox.sender.send_nowait(items):
+            raise WireError("the front sends items without a credit for them")
+
+    def _leave(self, message: messages.Leave) -> None:
+        if (scope := self._entering.get(message.request)) is not None:
+            scope.cancel()
+        if (found := self._tickets.pop(message.request, None)) is None:
+            return
+        number, ticket = found
+        engine = self._desk.engines[number]
+        ticket.leave()
+        engine.requests.remove(ticket)
+        engine.entrance.leave(
+            ticket.reservation,
+            answered=message.answered,
+            elsewhere_s=message.elsewhere_s,
+            rejected=message.rejected,
+        )
+
+    def _engine(self, number: int) -> DeviceEngine:
+        if not 0 <= number < len(self._desk.engines):
+            raise WireError(f"the front speaks of a model {number}, which does not exist")
+        return self._desk.engines[number]
+
+    def _engine_of(self, request: int) -> DeviceEngine:
+        return self._desk.engines[self._tickets[request][0]]
+
+    def _open_ticket(self, request: int) -> FrontTicket | None:
+        """Return the claim of a request; None if it has failed, or another process has admitted it."""
+        if (found := self._tickets.get(request)) is None:
+            error = EngineStopped("The engine process was started anew while it worked on this request.")
+            self.port.post(messages.Failed(request, None, pack_error(error)))
+            return None
+        return None if found[1].settled else found[1]
+
+
+def _count_tokens(items: Sequence[Item[Any]], lane: Lane) -> None:
+    """Count items as fed, with their true number of tokens."""
+    tokens: dict[tuple[Ticket, int], int] = {}
+    for item in items:
+        key = item.ticket, item.index
+        tokens[key] = tokens.get(key, 0) + item.tokens
+    for (ticket, _), count in tokens.items():
+        ticket.load.fed(lane, 1)
+        ticket.load.tokenized(lane, count)

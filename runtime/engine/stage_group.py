@@ -1,0 +1,147 @@
+"""A group of stages that run together, and the statistics of its devices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskStatus
+
+from staged_pool.runtime.engine.lanes import BatchLane
+from staged_pool.runtime.model import Lane
+from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics, ReplicaStatistics
+from staged_pool.stages.channel import Channel
+from staged_pool.stages.feeding import FeedQueue
+from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
+from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.stage import Stage
+
+
+class StageGroup(ABC):
+    """Stages in the order in which work passes them, each with the channel in front of it.
+
+    Args:
+        stages: The stages.
+        channels: The channel in front of each stage, in the same order.
+        batch: The batch stage of each lane, which is one of the stages.
+        feeds: The feed queue of each lane. Empty: other processes feed.
+        devices: Returns the statistics of each device.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        channels: Sequence[Channel[Any]],
+        batch: Mapping[Lane, BatchLane],
+        feeds: Mapping[Any, FeedQueue[Any]],
+        devices: Callable[[], Sequence[ReplicaStatistics]],
+    ) -> None:
+        self.stages = tuple(stages)
+        self.channels = tuple(channels)
+        self.batch = batch
+        self.feeds = feeds
+        self._devices = devices
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run until the stages are closed and everything has passed through them.
+
+        Args:
+            task_status: Told when all stages work.
+
+        Raises:
+            ExceptionGroup: A stage gave up; the others were cancelled.
+        """
+        waiting = list(reversed(self.stages))
+        try:
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._watch)
+                async with anyio.create_task_group() as stages:
+                    while waiting:
+                        await stages.start(waiting.pop().run)
+                    task_status.started()
+                watchers.cancel_scope.cancel()
+        finally:
+            for stage in waiting:  # cancelled before they began: nobody else closes their channels
+                stage.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let nothing more in: the end of the stream then runs down from stage to stage."""
+
+    def save_memory(self, saves: bool) -> None:
+        """Keep batches small and empty the caches, or let batches grow again."""
+        for stage in self.batch.values():
+            stage.save_memory(saves)
+
+    def overdue_calls(self) -> int:
+        """Count the preprocess calls that run for longer than the alarm allows."""
+        return 0
+
+    def obstruction(self, lanes: Iterable[Lane] | None = None) -> str | None:
+        """Return the reason why nothing gets through these lanes; None if something does.
+
+        Args:
+            lanes: Lanes that a request needs, all of which must be free. None: one free lane is enough.
+        """
+        return None
+
+    def stall(self) -> str | None:
+        """Return the reason if a forward of any lane runs far longer than predicted; else None."""
+        return next(filter(None, (stage.stall() for stage in self.batch.values())), None)
+
+    async def _watch(self) -> None:
+        """Watch the stages while they run. By default there is nothing to watch."""
+        await anyio.lowlevel.checkpoint()
+
+    def on_give_up(self, call: Callable[[Exception], object]) -> None:
+        """Call a function as soon as a stage cannot go on. `run` itself first waits for running calls."""
+        for stage in self.stages:
+            stage.gave_up = call
+
+    def stage_statistics(self) -> tuple[StageStatistics, ...]:
+        """Return the statistics of each stage, in the order of `stages`."""
+        queued = {id(batch): batch.waiting for batch in self.batch.values()}
+        return tuple(
+            stage.meter.snapshot(channel.waiting + queued.get(id(stage), 0))
+            for stage, channel in zip(self.stages, self.channels, strict=True)
+        )
+
+    def priority_statistics(self, priority: Priority, *, requests: int) -> PriorityStatistics:
+        """Return the statistics of one priority, given the number of its requests in flight."""
+        waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
+        waits = [stage.results.waits[priority].snapshot() for stage in self.batch.values()]
+        return PriorityStatistics(
+            requests=requests,
+            waiting_requests=sum(feed.waiting_requests(priority) for feed in self.feeds.values()),
+            waiting_items=sum(each.items for each in waiting),
+            waiting_tokens=sum(each.tokens for each in waiting),
+            wait=HistogramSnapshot(
+                counts=tuple(map(sum, zip(*[wait.counts for wait in waits], strict=True))),
+                sum_s=sum(wait.sum_s for wait in waits),
+            ),
+        )
+
+    def device_statistics(self) -> DeviceStatistics:
+        """Return the work of all devices since the start."""
+        batches: Counter[str] = Counter()
+        holds: Counter[str] = Counter()
+        for stage in self.batch.values():
+            batches += stage.triggers
+            holds += stage.holds
+        results = [stage.results for stage in self.batch.values()]
+        done = sum(stage.meter.done for stage in self.batch.values())
+        return DeviceStatistics(
+            devices=tuple(self._devices()),
+            batches=dict(batches),
+            holds=dict(holds),
+            budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
+            items=done - sum(each.coalesced + each.cached_items for each in results),
+            coalesced_items=sum(each.coalesced for each in results),
+            tokens=sum(each.tokens for each in results),
+            padding_tokens=sum(each.padding_tokens for each in results),
+            wasted_tokens=sum(each.wasted_tokens for each in results),
+        )

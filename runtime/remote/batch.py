@@ -1,0 +1,162 @@
+"""The batch stage of a front: it sends items to the engine process, and gives their rows to postprocess."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from anyio.abc import TaskStatus
+
+from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.stages.batch_parts import NearbyWork
+from staged_pool.stages.batch_results import BatchCounts
+from staged_pool.stages.channel import Receiver, Sender, WorkerNotifier
+from staged_pool.stages.credit import CreditChannel
+from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.scheduling.fair_queue import QueuedWork
+from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.supervise import custody
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.ticket_check import cause, drop_settled
+
+
+class RemoteBatchStage(Stage):
+    """Stands in a front where the batch stage stands in one process.
+
+    One task sends items, as soon as the engine process has room for them. The other gives their rows to postprocess, so
+    that the reader of the line never waits for a stage.
+
+    Args:
+        lane: Name of the lane.
+        receiver: Lists of items of any requests. Closing its sender ends the stage once all rows have come.
+        sender: Lists of items with their rows. Closed when the stage ends.
+        post: Sends a list of items to the engine process, without waiting.
+        credits: Lists that may be on their way to the fair queue of the engine process.
+        nearby: The preprocess stage, for reports to the engine process.
+        options: See `StageOptions`.
+        name: Name of the stage.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        receiver: Receiver[Sequence[Item[Any]]],
+        sender: Sender[Sequence[Item[ModelRow]]],
+        *,
+        post: Callable[[RemoteBatchStage, Sequence[Item[Any]]], object],
+        credits: int,
+        nearby: NearbyWork,
+        options: StageOptions,
+        name: str,
+    ) -> None:
+        super().__init__(name, workers=1, options=options)
+        self.lane = lane
+        self._receiver = receiver
+        self._sender = sender
+        self.nearby = nearby
+        self.credit = CreditChannel[Sequence[Item[Any]]](name, credits, lambda items: post(self, items))
+        self._pending: dict[Ticket, dict[tuple[int, int], Item[Any]]] = {}
+        """Items in the engine process, by index of the input and part."""
+        self.pending_tokens = 0
+        """Tokens of these items."""
+        self._rows: list[Item[ModelRow]] = []
+        """Items with rows that postprocess has not got yet."""
+        self._rows_came = WorkerNotifier()
+        self._ended = False
+        self.results = BatchCounts()
+        """Zero: the engine process counts the work of the device."""
+        self.triggers: Counter[str] = Counter()
+        self.holds: Counter[str] = Counter()
+        self.budget_tokens = 0
+        self.running = 0
+        self.utilization = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Items in the engine process."""
+        return sum(map(len, self._pending.values()))
+
+    def waiting_of(self, priority: Priority) -> QueuedWork:
+        """Return nothing: the engine process counts what waits for the device."""
+        return QueuedWork(0, 0, 0)
+
+    def tickets(self) -> Iterator[Ticket]:
+        """Yield the requests with items in the engine process."""
+        yield from self._pending
+
+    def stall(self) -> None:
+        """Return None: the engine process watches its forwards."""
+
+    def save_memory(self, saves: bool) -> None:
+        """Do nothing: batches are made in the engine process."""
+
+    def ahead_s(self, ticket: Ticket) -> float:
+        """Return 0: admission has predicted the wait, and the engine process drops items that come too late."""
+        return 0.0
+
+    async def _work(self) -> None:
+        """Send items while they come."""
+        async for items in self._receiver:
+            with custody(self.meter.name, (item.ticket for item in items)) as held:
+                await self.credit.sender.send(drop_settled(items, self.meter, now=self._clock()))
+                held.handed_on()
+        self._ended = True
+        self._rows_came.notify_all()
+
+    async def _serve(self, task_status: TaskStatus[None]) -> None:
+        await self._work_until_done((self._work, self._give_rows), task_status)
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        self._receiver.close()
+        self._sender.close()
+        self._pending.clear()
+
+    def sent(self, items: Sequence[Item[Any]]) -> None:
+        """Keep items until their rows come."""
+        for item in items:
+            self._pending.setdefault(item.ticket, {})[item.index, item.part] = item
+            self.pending_tokens += item.tokens
+
+    def take_row(self, ticket: Ticket, index: int, part: int, row_of: Callable[[Any], ModelRow]) -> Item[Any] | None:
+        """Give the row of an item to postprocess.
+
+        Args:
+            ticket: The request of the item.
+            index: Index of its input.
+            part: Its part of the input.
+            row_of: Makes the row from the payload of the item.
+
+        Returns:
+            The item; None if nobody waits for it.
+        """
+        items = self._pending.get(ticket)
+        if items is None or (item := items.pop((index, part), None)) is None:
+            return None
+        self.pending_tokens -= item.tokens
+        if not items:
+            del self._pending[ticket]
+        ticket.move(1, self.meter.name, self._sender.name)
+        self._rows.append(item.carrying(row_of(item.payload), sent_at=self._clock()))
+        self._rows_came.notify()
+        return item
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop what is left of a request that has ended."""
+        for item in self._pending.pop(ticket, {}).values():
+            self.pending_tokens -= item.tokens
+            self.meter.dropped[cause(ticket)] += 1
+        self._rows_came.notify()
+
+    async def _give_rows(self) -> None:
+        while True:
+            if self._rows:
+                rows, self._rows = self._rows, []
+                with custody(self.meter.name, (item.ticket for item in rows)) as held:
+                    await self._sender.send(rows)
+                    held.handed_on()
+            elif self._ended and not self._pending:
+                return
+            else:
+                await self._rows_came.wait()

@@ -1,0 +1,233 @@
+"""A front's end of the line to the engine process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Final, cast
+
+import anyio
+
+from staged_pool.runtime.admission.accounting import Arriving
+from staged_pool.runtime.model import Lane, Row
+from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote.arrays import Block, unpack_row
+from staged_pool.runtime.remote.messages import ModelTerms, Welcome
+from staged_pool.runtime.remote.model import RemoteModel
+from staged_pool.runtime.remote.port import Port, Rings
+from staged_pool.runtime.version import VERSION
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, EngineStopped, StagedPoolError, detached
+from staged_pool.stages.link import Stream
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.wakeup import Wakeup, wakeup
+from staged_pool.stages.wire import Bytes, WireError
+
+FIRST_LOAD_S: Final = 10.0
+"""Seconds that the engine process takes to load, before the first time is known."""
+
+log = get_logger("staged_pool.remote")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that has asked the engine process to enter."""
+
+    woken: Wakeup = field(default_factory=wakeup)
+    error: StagedPoolError | None = None
+
+
+class FrontLine:
+    """The line of a front to the engine process. It may end and begin anew; its models and their engines stay.
+
+    Args:
+        clock: Clock of the stages, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._port: Port | None = None
+        self.models: list[RemoteModel] = []
+        self.welcomed = anyio.Event()
+        """Set once the terms of all models are known."""
+        self.terms: Sequence[ModelTerms] = ()
+        self.load_s = FIRST_LOAD_S
+        """Seconds that the engine process took from the end of the last line to its welcome."""
+        self._ended_at = clock()
+        self._numbers = count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._requests: dict[int, tuple[RemoteModel, Ticket]] = {}
+        """Requests that are decoded, by number."""
+
+    @property
+    def is_up(self) -> bool:
+        """True while the engine process answers."""
+        return self._port is not None
+
+    async def run(self, stream: Stream, rings: Rings | None) -> str:
+        """Serve one line until it ends; all its requests fail then. Returns the reason of the end."""
+        port = Port(
+            stream,
+            rings,
+            {
+                Welcome: lambda message, _: self._welcome(port, message),
+                messages.Admitted: lambda message, _: self._answer(message.request, None),
+                messages.Refused: lambda message, _: self._answer(
+                    message.request, messages.unpack_error(message.error)
+                ),
+                messages.Credit: lambda message, _: (
+                    self._model(message).lane(message.lane).credit.give_back(message.count)
+                ),
+                messages.Rows: self._take_rows,
+                messages.Failed: self._fail,
+                messages.State: lambda message, _: self._model(message).take_state(message),
+                messages.Clear: lambda message, _: self._model(message).clear_images(),
+            },
+        )
+        port.post(messages.Hello(VERSION))
+        try:
+            return await port.run()
+        finally:
+            self._end()
+
+    def _welcome(self, port: Port, message: Welcome) -> None:
+        if message.version != VERSION:
+            raise WireError(f"the engine process runs version {message.version}; this front runs {VERSION}")
+        if self.terms and [_kept(terms) for terms in message.models] != [_kept(terms) for terms in self.terms]:
+            raise ModelsChanged("the engine process has loaded other models than before")
+        self.load_s = self._clock() - self._ended_at
+        self.terms = message.models
+        self._port = port
+        self.welcomed.set()
+
+    def _end(self) -> None:
+        """Fail all requests: nothing comes from the engine process any more."""
+        self._ended_at = self._clock()
+        self._port = None
+        error = self.absent()
+        for asked in self._asked.values():
+            asked.error = error
+            asked.woken.set()
+        for model, ticket in list(self._requests.values()):
+            ticket.fail(error)
+            model.forget(ticket)
+        for model in self.models:
+            model.end()
+
+    def absent(self) -> EngineStopped:
+        """Return the error of a request while there is no engine process."""
+        return EngineStopped("The engine process has ended, and is started anew.", retry_after_s=self.load_s)
+
+    def post(self, message: messages.Message) -> None:
+        """Send a message; drop it if there is no line."""
+        if self._port is not None:
+            self._port.post(message)
+
+    def post_items(self, message: Callable[[int | None, int], messages.Items], parts: Sequence[Bytes]) -> None:
+        """Send items with their arrays."""
+        if self._port is not None:
+            self._port.post_arrays(message, parts)
+
+    def beat(self) -> None:
+        """Do what must be done from time to time: give back shared memory that is read."""
+        if self._port is not None:
+            self._port.give_back()
+
+    async def ask(self, number: int, arriving: Arriving, *, waits: bool) -> int:
+        """Ask the engine process to admit a request of a model.
+
+        Returns:
+            The number of the request.
+
+        Raises:
+            StagedPoolError: It is not admitted.
+        """
+        if self._port is None:
+            raise self.absent()
+        request, asked = next(self._numbers), _Asked()
+        self._asked[request] = asked
+        timeout_s, request_class = arriving.timeout_s, arriving.request_class
+        self.post(
+            messages.Admit(
+                request,
+                number,
+                arriving.body_bytes,
+                None if timeout_s == math.inf else timeout_s,
+                request_class.priority,
+                cast("str | None", request_class.tenant),
+                arriving.images,
+                waits,
+            )
+        )
+        try:
+            with anyio.move_on_after(timeout_s):
+                await asked.woken.wait()
+        except BaseException:
+            self.leave(request)
+            raise
+        finally:
+            del self._asked[request]
+        if not asked.woken.is_set():
+            self.leave(request)
+            late = f"The request was not admitted within {timeout_s:g} s: the engine process does not answer."
+            raise DeadlineExceeded(late, stage=ADMISSION)
+        if asked.error is not None:
+            raise detached(asked.error)
+        return request
+
+    def count(self, request: int, model: RemoteModel, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
+        """Tell the engine process the inputs of a decoded request."""
+        self._requests[request] = model, ticket
+        self.post(messages.Count(request, dict(inputs)))
+
+    def leave(self, request: int, *, answered: bool = False, elsewhere_s: float = 0.0, rejected: bool = False) -> None:
+        """Tell the engine process that a request has left."""
+        if (found := self._requests.pop(request, None)) is not None:
+            found[0].forget(found[1])
+        self.post(messages.Leave(request, answered, elsewhere_s, rejected))
+
+    def _answer(self, request: int, error: StagedPoolError | None) -> None:
+        if (asked := self._asked.get(request)) is not None:  # otherwise its caller has left
+            asked.error = error
+            asked.woken.set()
+
+    def _model(self, message: Any) -> RemoteModel:
+        if not 0 <= message.model < len(self.models):
+            raise WireError(f"the engine process speaks of a model {message.model}, which does not exist")
+        found: RemoteModel = self.models[message.model]
+        return found
+
+    def _take_rows(self, message: messages.Rows, block_of: Callable[[], Block]) -> None:
+        block = block_of()
+        model = self._model(message)
+        for key, plain, queue_s, device_s in zip(
+            message.keys, message.rows, message.queue_s, message.device_s, strict=True
+        ):
+            values = unpack_row(plain, block)
+            if (found := self._requests.get(key[0])) is not None:
+                model.take_row(found[1], key, partial(Row, values), queue_s, device_s)
+        model.take_fed(message.fed)
+
+    def _fail(self, message: messages.Failed, _: object) -> None:
+        if (found := self._requests.get(message.request)) is None:
+            return
+        error, ticket = messages.unpack_error(message.error), found[1]
+        if message.index is not None:
+            ticket.fail_input(message.index, error)
+        elif isinstance(error, DeadlineExceeded):
+            ticket.expire(error.stage)
+        else:
+            ticket.fail(error)
+
+
+class ModelsChanged(Exception):
+    """The engine process has loaded models that do not fit this front, which must be started anew."""
+
+
+def _kept(terms: ModelTerms) -> dict[str, Any]:
+    """Return the terms that a front has built its engine on."""
+    card = {name: value for name, value in terms.card.items() if name not in ("load_s", "memory_tokens")}
+    return {"card": card, "preparation": terms.preparation, "fed_limits": terms.fed_limits}

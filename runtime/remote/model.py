@@ -1,0 +1,258 @@
+"""A model of the engine process, as a front sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, cast
+
+import anyio
+
+from staged_pool.runtime.admission.accounting import Arriving, Reservation
+from staged_pool.runtime.admission.controller import Admission, LimitReached
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote.arrays import pack_key, pack_payload
+from staged_pool.runtime.remote.batch import RemoteBatchStage
+from staged_pool.runtime.remote.messages import ModelTerms
+from staged_pool.stages.batch_parts import NearbyWork
+from staged_pool.stages.channel import Channel, Sender
+from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.scheduling.service_time import LaneServiceTime
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.wire import Bytes, WireError
+
+LOOK_AGAIN_S: Final = 0.5
+"""Seconds between two tries of a request whose answer found no memory."""
+
+_UNLIMITED: Final = 1 << 62
+
+
+class Line(Protocol):
+    """The line to the engine process; see `FrontLine`."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    def absent(self) -> EngineStopped: ...
+
+    async def ask(self, number: int, arriving: Arriving, *, waits: bool) -> int: ...
+
+    def count(self, request: int, model: Any, ticket: Ticket, inputs: Mapping[Lane, int]) -> None: ...
+
+    def leave(self, request: int, *, answered: bool, elsewhere_s: float, rejected: bool) -> None: ...
+
+    def post_items(self, message: Callable[[int | None, int], messages.Items], parts: Sequence[Bytes]) -> None: ...
+
+
+class RemoteModel:
+    """A model of the engine process, as one front sees it. It is the account and the entrance of the front's engine.
+
+    The account of a front feeds its preprocess stage. Admission has one account for all fronts, in the engine process.
+
+    Args:
+        line: The line to the engine process.
+        number: Number of the model.
+        config: Settings of the engine.
+        terms: See `ModelTerms`.
+        service_times: Service time of each lane, before any measurement.
+        input_tokens: See `Admission`.
+        clock: Clock of the stages, in seconds.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        number: int,
+        config: EngineConfig,
+        terms: ModelTerms,
+        *,
+        service_times: Mapping[Lane, LaneServiceTime],
+        input_tokens: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._line = line
+        self._number = number
+        self._credits = config.channel_capacity
+        self.secret = terms.secret
+        self._fed_limits = {lane: terms.fed_limits[lane] for lane in service_times}
+        self._fed_room = dict(self._fed_limits)
+        """Limits less the tokens that other fronts have fed."""
+        limits = replace(
+            config,
+            max_requests=_UNLIMITED,
+            max_items=_UNLIMITED,
+            max_tokens=_UNLIMITED,
+            target_delay_s=float(_UNLIMITED),
+        )
+        self.account = Admission(limits, service_times, self._fed_room, clock, input_tokens)
+        self.check_open: Callable[[], object] = lambda: None
+        self.clear_images: Callable[[], object] = lambda: None
+        """Drops the cached images of this front."""
+        self._lanes: dict[Lane, RemoteBatchStage] = {}
+        self._numbers: dict[object, int] = {}
+        """Numbers of the requests, by reservation."""
+        self._fault: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Reason for taking no requests; None if there is none."""
+        return self._fault if self._line.is_up else str(self._line.absent())
+
+    # ---- entrance ----
+
+    async def admit(self, arriving: Arriving, *, waits: bool = False) -> Reservation:
+        """Ask the engine process to admit a request, and open its account here.
+
+        Raises:
+            StagedPoolError: It is not admitted.
+        """
+        self.check_open()
+        request = await self._line.ask(self._number, arriving, waits=waits)
+        reservation = self.account.try_enter(
+            body_bytes=arriving.body_bytes,
+            timeout_s=math.inf,
+            request_class=arriving.request_class,
+            images=arriving.images,
+        )
+        assert not isinstance(reservation, LimitReached)  # it has no limits
+        reservation.waits = waits
+        self._numbers[reservation] = request
+        return reservation
+
+    def leave(
+        self, reservation: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0, rejected: bool = False
+    ) -> None:
+        """Close the account of a request, and tell the engine process that it has left."""
+        self.account.leave(reservation, answered=answered, elsewhere_s=elsewhere_s)
+        request = self._numbers.pop(reservation)
+        self._line.leave(request, answered=answered, elsewhere_s=elsewhere_s, rejected=rejected)
+
+    async def wait_for_departure(self) -> None:
+        """Wait before a request tries again that found no memory for its answer."""
+        await anyio.sleep(LOOK_AGAIN_S)
+
+    def grant(self) -> None:
+        """Do nothing: requests wait for room in the engine process."""
+
+    @property
+    def waiting(self) -> int:
+        """Return 0: requests wait for room in the engine process."""
+        return 0
+
+    def count_items(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
+        """Set the number of inputs of a decoded request.
+
+        Raises:
+            TooLarge: The request has too many inputs.
+        """
+        reservation = cast(Reservation, ticket.load)
+        self.account.count_items(reservation, inputs)
+        self._line.count(self._numbers[reservation], self, ticket, inputs)
+
+    # ---- lanes ----
+
+    def batch_stage(
+        self,
+        lane: Lane,
+        prepared: Channel[Any],
+        rows: Sender[Sequence[Item[ModelRow]]],
+        *,
+        nearby: NearbyWork,
+        options: StageOptions,
+    ) -> RemoteBatchStage:
+        """Build the stage that stands for the batch stage of a lane."""
+        stage = RemoteBatchStage(
+            lane,
+            prepared.receiver,
+            rows,
+            post=self._post,
+            credits=self._credits,
+            nearby=nearby,
+            options=options,
+            name=prepared.name,
+        )
+        self._lanes[lane] = stage
+        return stage
+
+    def lane(self, lane: Lane) -> RemoteBatchStage:
+        """Return the stage of a lane.
+
+        Raises:
+            WireError: The model has no such lane.
+        """
+        if (stage := self._lanes.get(lane)) is None:
+            raise WireError(f"the engine process speaks of a lane {lane}, which this model does not have")
+        return stage
+
+    def take_row(
+        self,
+        ticket: Ticket,
+        key: tuple[int, int, int],
+        row_of: Callable[[Any], ModelRow],
+        queue_s: float,
+        device_s: float,
+    ) -> None:
+        """Give a row to postprocess, if its request still waits for it."""
+        for lane, stage in self._lanes.items():
+            if (item := stage.take_row(ticket, key[1], key[2], row_of)) is not None:
+                ticket.load.computed(lane, item.tokens)
+                ticket.timeline.queue_s = max(ticket.timeline.queue_s, queue_s)
+                ticket.timeline.device_s = max(ticket.timeline.device_s, device_s)
+                return
+
+    def take_state(self, state: messages.State) -> None:
+        """Take the state of the model in the engine process."""
+        self._fault = state.fault
+        self.take_fed(state.fed)
+
+    def take_fed(self, fed: Mapping[Lane, int]) -> None:
+        """Take the tokens that all fronts have fed: what the others have of a limit is not for this front."""
+        for lane, tokens in fed.items():
+            others = max(0, tokens - self.lane(lane).pending_tokens)
+            room = max(1, self._fed_limits[lane] - others)
+            grows, self._fed_room[lane] = room > self._fed_room[lane], room
+            if grows:
+                self.account.in_flight.fed_tokens_freed(lane)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop the items of a request that has ended."""
+        for stage in self._lanes.values():
+            stage.forget(ticket)
+
+    def end(self) -> None:
+        """Begin anew: the engine process has ended."""
+        for stage in self._lanes.values():
+            stage.credit.reset()
+        self.take_fed(dict.fromkeys(self._lanes, 0))
+
+    def _post(self, stage: RemoteBatchStage, items: Sequence[Item[Any]]) -> None:
+        if not self._line.is_up:
+            stage.credit.give_back(1)
+            for item in items:
+                item.ticket.fail(self._line.absent())
+            return
+        items = [item for item in items if not item.ticket.settled]  # some may have left while the list waited
+        stage.sent(items)
+        parts: list[Bytes] = []
+        payloads = [pack_payload(item.payload, parts) for item in items]
+        keys = [(self._numbers[item.ticket.load], item.index, item.part) for item in items]
+        self._line.post_items(
+            lambda block, size: messages.Items(
+                self._number,
+                stage.lane,
+                stage.nearby.preparing(),
+                stage.nearby.ready_s(),
+                block,
+                size,
+                keys,
+                [item.tokens for item in items],
+                [pack_key(item.batch_key) for item in items],
+                [None if item.identity is None else pack_key(item.identity) for item in items],
+                payloads,
+            ),
+            parts,
+        )

@@ -1,0 +1,110 @@
+"""Link: frames to and from one peer, over a byte stream that either end may lose at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import anyio
+
+from staged_pool.stages.wakeup import Wakeup, wakeup
+from staged_pool.stages.wire import Bytes, Frame, FrameReader, WireError, frame
+
+RECEIVE_BYTES: Final = 1 << 18
+"""Most bytes of one read."""
+
+
+class Stream(Protocol):
+    """The byte stream under a link, such as `anyio.abc.UNIXSocketStream`."""
+
+    async def receive(self, max_bytes: int = ...) -> bytes: ...
+
+    async def send(self, item: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Link:
+    """Sends and receives frames.
+
+    One task writes and one reads, and neither is ever cancelled for the sake of a single request: a cancelled write
+    would leave a cut frame. The reader waits for no stage. What may wait to be written is bounded by the credits of the
+    channels, and by the requests that admission lets in.
+
+    Args:
+        stream: The link closes it.
+        handle: Takes each frame; runs on the event loop. A `WireError` from it ends the link.
+    """
+
+    def __init__(self, stream: Stream, handle: Callable[[Frame], object]) -> None:
+        self._stream = stream
+        self._handle = handle
+        self._unsent: list[Bytes] = []
+        self._waiting: Wakeup | None = None
+        """Wakes the writer, which waits for frames."""
+        self._closing = False
+        self.is_open = True
+        """False once the link has ended: frames that are posted then are dropped."""
+
+    def post(self, kind: int, head: bytes, *raw: Bytes) -> None:
+        """Send a frame as soon as possible, behind earlier ones. Frames that wait go in one write."""
+        if self.is_open:
+            self._unsent += frame(kind, head, *raw)
+            if self._waiting is not None:
+                self._waiting.set()
+
+    def close(self) -> None:
+        """End the link once everything that was posted is sent."""
+        self._closing = True
+        if self._waiting is not None:
+            self._waiting.set()
+
+    async def run(self) -> str:
+        """Send and receive until either end closes or fails.
+
+        Returns:
+            The reason of the end.
+        """
+        reason = "it was closed"
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write, tasks.cancel_scope)
+                reason = await self._read()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.is_open = False
+            self._unsent.clear()
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+        return reason
+
+    async def _read(self) -> str:
+        frames = FrameReader()
+        while True:
+            try:
+                data = await self._stream.receive(RECEIVE_BYTES)
+            except anyio.EndOfStream:
+                return "the peer closed it" if not frames.held_bytes else "the peer ended within a frame"
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return "the peer ended"
+            try:
+                for one in frames.feed(data):
+                    self._handle(one)
+            except WireError as error:
+                return str(error)
+
+    async def _write(self, link: anyio.CancelScope) -> None:
+        while True:
+            if not self._unsent:
+                if self._closing:
+                    link.cancel()
+                    return
+                self._waiting = wakeup()
+                await self._waiting.wait()
+                self._waiting = None
+                continue
+            parts, self._unsent = self._unsent, []
+            try:
+                await self._stream.send(b"".join(parts))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return  # the reader still gets what the peer had sent, and then the end
