@@ -31,7 +31,7 @@ _Key = tuple[int, Lane]
 
 
 class FrontDesk:
-    """Takes the requests of all fronts to the models of this process, and their rows back.
+    """Takes requests of all fronts to the models of this process.
 
     Args:
         terms: Terms of each model, in the order of the settings.
@@ -54,7 +54,7 @@ class FrontDesk:
             front.leave_all()
 
     def tell_states(self) -> None:
-        """Send the state of each model to all fronts, and give back shared memory that is read."""
+        """Send the state of each model to all fronts."""
         for front in self._fronts:
             front.tell_states()
 
@@ -101,10 +101,18 @@ class _Front:
 
     async def run(self) -> str:
         """Serve until the line ends. Returns the reason."""
+        try:
+            return await self._run()
+        finally:
+            for inbox in self._inboxes.values():
+                inbox.sender.close()
+                inbox.receiver.close()
+
+    async def _run(self) -> str:
         async with anyio.create_task_group() as self._tasks:
             for number, engine in enumerate(self._desk.engines):
                 for lane in engine.stages.prepared:
-                    # As many lists as the front has credits: there is always room for one that it may send.
+                    # The front has a credit for each list that finds room here.
                     inbox: Channel[Any] = Channel(f"front {lane}", engine.config.channel_capacity)
                     self._inboxes[number, lane] = inbox
                     self._tasks.start_soon(self._pass_on, number, lane, inbox)
@@ -113,7 +121,7 @@ class _Front:
         return reason
 
     async def _pass_on(self, number: int, lane: Lane, inbox: Channel[Any]) -> None:
-        """Pass items to the batch stage of a lane, and give the credit of each list back when it has left."""
+        """Pass items to the batch stage of a lane; each list that leaves gives its credit back."""
         sender = self._desk.engines[number].stages.prepared[lane]
         async for items in inbox.receiver:
             try:

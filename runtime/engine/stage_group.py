@@ -22,7 +22,7 @@ from staged_pool.stages.stage import Stage
 
 
 class StageGroup(ABC):
-    """Stages in the order in which work passes them, each with the channel in front of it.
+    """Stages in the order of the work, each with the channel in front of it.
 
     Args:
         stages: The stages.

@@ -27,7 +27,9 @@ _SPARSE: Final = "sparse"
 
 
 ALIGNMENT: Final = 8
-"""Each array of a block begins at a multiple of this many bytes, as every type of its numbers needs."""
+"""Each array of a block begins at a multiple of this many bytes.
+
+That is enough for every type of numbers."""
 
 
 class Block:

@@ -143,7 +143,7 @@ class RemoteBatchStage(Stage):
         return item
 
     def forget(self, ticket: Ticket) -> None:
-        """Drop what is left of a request that has ended."""
+        """Drop the items of a request that has ended."""
         for item in self._pending.pop(ticket, {}).values():
             self.pending_tokens -= item.tokens
             self.meter.dropped[cause(ticket)] += 1

@@ -26,6 +26,8 @@ from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.wire import Bytes, WireError
 
+ABSENT: Final = "the engine process has ended, and is started anew"
+
 FIRST_LOAD_S: Final = 10.0
 """Seconds that the engine process takes to load, before the first time is known."""
 
@@ -51,11 +53,13 @@ class FrontLine:
         self._clock = clock
         self._port: Port | None = None
         self.models: list[RemoteModel] = []
+        """Models that this front has opened, in the order of the settings."""
+        self._states: dict[int, messages.State] = {}
         self.welcomed = anyio.Event()
         """Set once the terms of all models are known."""
         self.terms: Sequence[ModelTerms] = ()
         self.load_s = FIRST_LOAD_S
-        """Seconds that the engine process took from the end of the last line to its welcome."""
+        """Seconds between the end of the last line and the welcome of the next one."""
         self._ended_at = clock()
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
@@ -63,9 +67,9 @@ class FrontLine:
         """Requests that are decoded, by number."""
 
     @property
-    def is_up(self) -> bool:
-        """True while the engine process answers."""
-        return self._port is not None
+    def fault(self) -> str | None:
+        """Reason why nothing can be computed; None while the line is up."""
+        return ABSENT if self._port is None else None
 
     async def run(self, stream: Stream, rings: Rings | None) -> str:
         """Serve one line until it ends; all its requests fail then. Returns the reason of the end."""
@@ -83,7 +87,7 @@ class FrontLine:
                 ),
                 messages.Rows: self._take_rows,
                 messages.Failed: self._fail,
-                messages.State: lambda message, _: self._model(message).take_state(message),
+                messages.State: lambda message, _: self._take_state(message),
                 messages.Clear: lambda message, _: self._model(message).clear_images(),
             },
         )
@@ -117,9 +121,20 @@ class FrontLine:
         for model in self.models:
             model.end()
 
+    def add(self, model: RemoteModel) -> None:
+        """Add the next model that this front has opened."""
+        self.models.append(model)
+        if (state := self._states.get(len(self.models) - 1)) is not None:
+            model.take_state(state)
+
+    def _take_state(self, message: messages.State) -> None:
+        self._states[message.model] = message
+        if message.model < len(self.models):  # otherwise it is being opened
+            self._model(message).take_state(message)
+
     def absent(self) -> EngineStopped:
         """Return the error of a request while there is no engine process."""
-        return EngineStopped("The engine process has ended, and is started anew.", retry_after_s=self.load_s)
+        return EngineStopped(f"{ABSENT[0].upper()}{ABSENT[1:]}.", retry_after_s=self.load_s)
 
     def post(self, message: messages.Message) -> None:
         """Send a message; drop it if there is no line."""
@@ -224,7 +239,7 @@ class FrontLine:
 
 
 class ModelsChanged(Exception):
-    """The engine process has loaded models that do not fit this front, which must be started anew."""
+    """The engine process has other models than before: this front must be started anew."""
 
 
 def _kept(terms: ModelTerms) -> dict[str, Any]:

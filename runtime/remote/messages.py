@@ -48,12 +48,12 @@ class Hello(Message, frozen=True):
 
 
 class ModelTerms(msgspec.Struct, frozen=True):
-    """What a front must know about a model of the engine process."""
+    """A model of the engine process, for fronts."""
 
     card: Mapping[str, Any]
     """A `ModelCard`, as plain values."""
     preparation: Mapping[str, Any]
-    """What preprocess needs beside the folder, as plain values."""
+    """Values that preprocess needs beside the model folder."""
     fed_limits: Mapping[str, int]
     """See `LaneLimits.fed_tokens`, by lane."""
     secret: bytes

@@ -29,13 +29,15 @@ LOOK_AGAIN_S: Final = 0.5
 """Seconds between two tries of a request whose answer found no memory."""
 
 _UNLIMITED: Final = 1 << 62
+_LONGEST_S: Final = 86_400.0
+"""The longest target delay that the settings allow."""
 
 
 class Line(Protocol):
     """The line to the engine process; see `FrontLine`."""
 
     @property
-    def is_up(self) -> bool: ...
+    def fault(self) -> str | None: ...
 
     def absent(self) -> EngineStopped: ...
 
@@ -86,7 +88,7 @@ class RemoteModel:
             max_requests=_UNLIMITED,
             max_items=_UNLIMITED,
             max_tokens=_UNLIMITED,
-            target_delay_s=float(_UNLIMITED),
+            target_delay_s=_LONGEST_S,
         )
         self.account = Admission(limits, service_times, self._fed_room, clock, input_tokens)
         self.check_open: Callable[[], object] = lambda: None
@@ -100,7 +102,7 @@ class RemoteModel:
     @property
     def fault(self) -> str | None:
         """Reason for taking no requests; None if there is none."""
-        return self._fault if self._line.is_up else str(self._line.absent())
+        return self._line.fault or self._fault
 
     # ---- entrance ----
 
@@ -110,6 +112,8 @@ class RemoteModel:
         Raises:
             StagedPoolError: It is not admitted.
         """
+        if self._line.fault is not None:
+            raise self._line.absent()
         self.check_open()
         request = await self._line.ask(self._number, arriving, waits=waits)
         reservation = self.account.try_enter(
@@ -230,7 +234,7 @@ class RemoteModel:
         self.take_fed(dict.fromkeys(self._lanes, 0))
 
     def _post(self, stage: RemoteBatchStage, items: Sequence[Item[Any]]) -> None:
-        if not self._line.is_up:
+        if self._line.fault is not None:
             stage.credit.give_back(1)
             for item in items:
                 item.ticket.fail(self._line.absent())

@@ -15,7 +15,13 @@ class Front(Protocol):
     """The front of a request, as the engine process sees it."""
 
     def failed(self, ticket: FrontTicket, error: StagedPoolError, index: int | None) -> None:
-        """Tell it the error of a request, and the index of the input that has caused it."""
+        """Tell it the error of a request.
+
+        Args:
+            ticket: The request.
+            error: The error.
+            index: Index of the input that has caused it. None: none has.
+        """
 
 
 class FrontTicket(Ticket):

@@ -1,0 +1,85 @@
+"""Links: frames arrive in order, and either end may go at any time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import anyio
+import pytest
+from anyio.abc import UNIXSocketStream
+
+from staged_pool.stages.link import Link
+from staged_pool.stages.wire import Frame, WireError
+
+pytestmark = pytest.mark.anyio
+
+
+async def pair(take: Callable[[Frame], object]) -> tuple[Link, socket.socket]:
+    """Return a link and the raw socket of its peer."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    return Link(await UNIXSocketStream.from_socket(ours), take), theirs
+
+
+async def linked(first: Callable[[Frame], object], second: Callable[[Frame], object]) -> tuple[Link, Link]:
+    ours, theirs = socket.socketpair()
+    return (
+        Link(await UNIXSocketStream.from_socket(ours), first),
+        Link(await UNIXSocketStream.from_socket(theirs), second),
+    )
+
+
+async def test_frames_arrive_in_order_also_large_ones() -> None:
+    got: list[Frame] = []
+    left, right = await linked(lambda _: None, got.append)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(left.run)
+        for number in range(200):
+            left.post(number, b"head", bytes(number * 5000))
+        left.close()
+        assert await right.run() == "the peer closed it"
+    assert [(frame.kind, len(frame.raw)) for frame in got] == [(number, number * 5000) for number in range(200)]
+    assert not left.is_open
+    assert not right.is_open
+
+
+async def test_the_end_of_the_peer_ends_the_link_and_later_frames_are_dropped() -> None:
+    link, peer = await pair(lambda _: None)
+    peer.close()
+    assert "the peer" in await link.run()
+    link.post(1, b"too late")
+
+
+async def test_a_frame_that_the_peer_has_not_finished_is_no_frame() -> None:
+    got: list[Frame] = []
+    link, peer = await pair(got.append)
+    other = Link(_Kept(), lambda _: None)
+    other.post(1, b"whole")
+    other.post(2, b"cut")
+    peer.send(b"".join(bytes(part) for part in other._unsent)[:-1])
+    peer.close()
+    assert await link.run() == "the peer ended within a frame"
+    assert [frame.kind for frame in got] == [1]
+
+
+async def test_a_handler_that_cannot_read_a_frame_ends_the_link() -> None:
+    def refuse(frame: Frame) -> None:
+        raise WireError(f"unknown kind {frame.kind}")
+
+    left, right = await linked(lambda _: None, refuse)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(left.run)
+        left.post(7, b"")
+        assert await right.run() == "unknown kind 7"
+
+
+class _Kept:
+    """A stream that nothing is sent to."""
+
+    async def receive(self, max_bytes: int = 0) -> bytes:
+        raise anyio.EndOfStream
+
+    async def send(self, item: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...
