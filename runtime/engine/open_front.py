@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -16,6 +17,9 @@ from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import StageOptions
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -71,5 +75,5 @@ async def run_front_engine(
         yield engine
 
 
-async def _computes_elsewhere(*_: object) -> object:
+async def _computes_elsewhere(function: Callable[[A], T], argument: A, /) -> T:
     raise RuntimeError("a front computes nothing")
