@@ -24,6 +24,7 @@ from staged_pool.stages.scheduling.entries import Priority
 from tests.runtime.images import engine_on
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +51,7 @@ class Callers:
 
     async def waiting(self, items: int) -> None:
         """Wait until `items` items wait for the device, or for the row of another item."""
-        await until(lambda: self._engine._stages.batch["text"].waiting == items)
+        await until(lambda: batch_stages(self._engine)["text"].waiting == items)
 
     def result(self, name: str) -> EmbedResult:
         outcome = self.outcomes[name]
@@ -242,7 +243,7 @@ async def test_a_crash_fails_the_leader_and_another_takes_over(monkeypatch: pyte
             raise ValueError("a bug of the stage")
 
     async with busy_engine(model, gate) as (engine, callers):
-        monkeypatch.setattr(engine._stages.batch["text"]._service_time, "observe", observe)
+        monkeypatch.setattr(batch_stages(engine)["text"]._service_time, "observe", observe)
         callers.ask("leader", "same")
         await callers.waiting(1)
         callers.ask("follower", "same")
@@ -296,7 +297,7 @@ async def test_a_single_text_does_not_wait_for_the_turn_of_the_same_text_in_a_la
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
-            stage = engine._stages.batch["text"]
+            stage = batch_stages(engine)["text"]
             await until(lambda: stage.waiting + stage._slots.ahead == 41)  # a batch of one may be handed over by now
             gate.open()
     assert answered_at[0] < 20, "it overtakes the other texts of the large request, as any other text would"

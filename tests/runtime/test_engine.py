@@ -49,6 +49,7 @@ from tests.support.channels import acting_channels
 from tests.support.gates import Gate
 from tests.support.logs import captured_logs
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -128,7 +129,7 @@ async def test_a_batch_is_formed_of_all_that_waits_when_the_device_is_free() -> 
         await gate.arrived()
         for i in range(5):
             tasks.start_soon(engine.embed, f"later {i}")
-        await until(lambda: engine._stages.batch["text"].waiting == 5)
+        await until(lambda: batch_stages(engine)["text"].waiting == 5)
         gate.open()
     assert model.forwarded[0] == ["first"]
     assert sorted(model.forwarded[1]) == [f"later {i}" for i in range(5)]
@@ -212,7 +213,7 @@ async def test_callers_who_leave_are_counted_by_stage() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(engine.embed, "left")
-                await until(lambda: engine._stages.batch["text"].waiting == 1)
+                await until(lambda: batch_stages(engine)["text"].waiting == 1)
                 scope.cancel()
         assert engine.statistics().cancelled == {"batch": 1}
         gate.open()
@@ -280,7 +281,7 @@ async def test_a_batch_that_had_to_be_taken_apart_says_nothing_of_how_quick_the_
 
     observed: list[int] = []
     async with engine_on(LetterModel(on_forward=hook)) as engine:
-        service_time = engine._stages.batch["text"]._service_time
+        service_time = batch_stages(engine)["text"]._service_time
         monkeypatch.setattr(service_time, "observe", lambda tokens, seconds: observed.append(tokens))
         with pytest.raises(ModelFailed):
             await engine.embed(["good", "poison"])
@@ -560,7 +561,7 @@ async def test_after_a_crash_each_caller_has_an_error_of_its_own_without_the_fra
         await gate.arrived()
         for text in ("a", "b", "c"):
             tasks.start_soon(caller, engine, text)
-        await until(lambda: engine._stages.batch["text"].waiting == 3)
+        await until(lambda: batch_stages(engine)["text"].waiting == 3)
         gate.open()
         await until(lambda: len(raised) == 3)
         texts = [
@@ -811,7 +812,7 @@ async def test_other_tasks_run_while_the_answers_of_a_large_batch_are_made() -> 
         await gate.arrived()
         for number in range(60):
             tasks.start_soon(ask, engine, str(number))
-        await until(lambda: engine._stages.batch["text"].waiting == 60)  # or two batches would be answered at once
+        await until(lambda: batch_stages(engine)["text"].waiting == 60)  # or two batches would be answered at once
         gate.open()
         most = before = answered
         while answered < 61:

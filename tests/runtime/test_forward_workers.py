@@ -29,6 +29,7 @@ from staged_pool.stages.timeline import Timeline
 from tests.support.cards import CARD
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +49,7 @@ async def engine_on(
         async with run_engine(config, model, device=device, options=options) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
-            assert engine._stages.batch["text"].running == 0
+            assert batch_stages(engine)["text"].running == 0
 
 
 def busy(engine: Engine) -> tuple[int, int]:
@@ -65,8 +66,8 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
         tasks.start_soon(engine.embed, "second")
         await until(lambda: len(model.forwarded) == 2)
         tasks.start_soon(engine.embed, "third")
-        await until(lambda: len(model.forwarded) == 2 and engine._stages.batch["text"].waiting == 1)
-        assert engine._stages.batch["text"].running == 2
+        await until(lambda: len(model.forwarded) == 2 and batch_stages(engine)["text"].waiting == 1)
+        assert batch_stages(engine)["text"].running == 2
         assert busy(engine) == (2, 2)
         gate.open()
     assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
@@ -76,7 +77,7 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
-        stage = engine._stages.batch["text"]
+        stage = batch_stages(engine)["text"]
         for number in range(2):
             tasks.start_soon(engine.embed, f"run{number}")
             await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
@@ -98,7 +99,7 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
     model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
     monkeypatch.setattr(engine_group, "_load", lambda config, memory, found: model)
     async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
-        stage = engine._stages.batch["text"]
+        stage = batch_stages(engine)["text"]
         tasks.start_soon(engine.embed, "runs")
         await gate.arrived()
         for text in ("wai0", "wai1", "wai2"):
@@ -116,7 +117,7 @@ async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.Monkey
     model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
     monkeypatch.setattr(engine_group, "_load", lambda config, memory, found: model)
     async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
-        stage = engine._stages.batch["text"]
+        stage = batch_stages(engine)["text"]
         for number in range(8):
             tasks.start_soon(engine.embed, f"tex{number}")
         await until(lambda: len(model.forwarded) == 4 and stage.waiting == 4)
@@ -144,10 +145,10 @@ async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
                 for text in ("abcd", "bcde", "cdef", "defg"):
                     clients.start_soon(engine.embed, text)
                 await gate.arrived()
-                await until(lambda: engine._stages.batch["text"]._slots.ahead == 1)
+                await until(lambda: batch_stages(engine)["text"]._slots.ahead == 1)
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await until(lambda: not engine._stages.batch["text"]._slots.ahead)
+                    await until(lambda: not batch_stages(engine)["text"]._slots.ahead)
                 gate.open()
                 await anyio.lowlevel.checkpoint()
 
@@ -301,7 +302,7 @@ async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both()
             await engine.embed("lose")
         assert "lost" in await engine.wait_broken()
         gate.open()
-        await until(lambda: engine._stages.batch["text"].running == 0)
+        await until(lambda: batch_stages(engine)["text"].running == 0)
 
 
 def test_the_number_of_forward_workers_has_a_range() -> None:
@@ -342,7 +343,7 @@ async def test_forwards_that_end_in_one_iteration_of_the_event_loop_are_each_tol
     model = LetterModel(on_forward=hold)
     async with engine_on(model, options=StageOptions(clock=clock)) as engine, anyio.create_task_group() as tasks:
         observed: list[tuple[int, float]] = []
-        service_time = engine._stages.batch["text"]._service_time
+        service_time = batch_stages(engine)["text"]._service_time
         monkeypatch.setattr(service_time, "observe", lambda *what: observed.append(what))
         for text, timeline in timelines.items():
             request = EmbedRequest(inputs=(TextInput(text),))
@@ -376,7 +377,7 @@ async def test_a_forward_that_was_ahead_is_told_its_own_time_where_the_end_befor
     model = LetterModel(on_forward=lambda texts: gates[texts[0]](texts))
     options = StageOptions(clock=clock)
     async with engine_on(model, 1, options, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
-        stage = engine._stages.batch["text"]
+        stage = batch_stages(engine)["text"]
         observed: list[tuple[int, float]] = []
         monkeypatch.setattr(stage._service_time, "observe", lambda *what: observed.append(what))
         for text, timeline in timelines.items():

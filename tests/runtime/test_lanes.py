@@ -21,6 +21,7 @@ from tests.support.cards import BOTH_LANES, CARD
 from tests.support.channels import acting_channels
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +146,7 @@ async def test_each_image_is_a_call_of_its_own_and_images_share_a_forward() -> N
         tasks.start_soon(ask, engine, image("A"))
         await gate.arrived()
         tasks.start_soon(ask, engine, image("B"), image("C"))
-        await until(lambda: engine._stages.batch["image"].waiting == 2)
+        await until(lambda: batch_stages(engine)["image"].waiting == 2)
         gate.open()
     assert model.preprocessed == [["A"], ["B"], ["C"]]
     assert [sorted(texts) for texts in model.forwarded] == [["A"], ["B", "C"]]
@@ -172,7 +173,7 @@ async def test_images_that_wait_for_the_device_are_bounded() -> None:
         model.on_forward = gate
         tasks.start_soon(ask, engine, *[image(one + other) for one in "ABCDEFGH" for other in "ABCDEFGH"])
         await gate.arrived()
-        await until(lambda: engine._stages.batch["image"].waiting > 0)
+        await until(lambda: batch_stages(engine)["image"].waiting > 0)
         for _ in range(200):
             await anyio.lowlevel.checkpoint()
         assert len(model.preprocessed) < 20

@@ -15,6 +15,7 @@ from staged_pool.stages.stage import StageOptions
 from tests.runtime.images import engine_on
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -130,7 +131,7 @@ async def test_items_of_callers_who_left_do_not_pile_up_behind_a_device_that_han
     async with engine_on(LetterModel(on_forward=gate), waiting_tokens=20) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, "ab")
         await gate.arrived()
-        batch, to_batch = engine._stages.batch["text"], engine._stages.channels[2]
+        batch, to_batch = batch_stages(engine)["text"], engine._stages.channels[2]
         for number in range(60):
             async with anyio.create_task_group() as caller:
                 caller.start_soon(engine.embed, f"{number:02}")

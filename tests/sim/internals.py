@@ -16,6 +16,7 @@ from staged_pool.runtime.model import Lane, Payload
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.scheduling.entries import Batch
 from staged_pool.stages.ticket import Item, Ticket
+from tests.support.stages import batch_stages
 
 if TYPE_CHECKING:
     from tests.sim.watch import Watch
@@ -93,7 +94,7 @@ def observe(engine: Engine, watch: Watch) -> None:
         (admission, "leave", watched_leave),
     ):
         setattr(target, name, watched)
-    for lane, stage in engine._stages.batch.items():
+    for lane, stage in batch_stages(engine).items():
         _observe_batches(lane, stage, watch)
 
 
@@ -170,7 +171,7 @@ def left_in_channels(engine: Engine) -> list[str]:
     """List messages and open ends that an ended engine left in its channels."""
     wrong: list[str] = []
     for channel in engine._stages.channels:
-        statistics = channel.sender._stream.statistics()
+        statistics = channel.receiver._stream.statistics()
         if statistics.current_buffer_used or channel.waiting:
             wrong.append(f"something is left in front of {channel.name}")
         if statistics.open_send_streams or statistics.open_receive_streams:
@@ -181,9 +182,9 @@ def left_in_channels(engine: Engine) -> list[str]:
 def left_on_device(engine: Engine) -> list[str]:
     """List work that an ended engine still counts on the device."""
     wrong: list[str] = []
-    if running := sum(stage.running for stage in engine._stages.batch.values()):
+    if running := sum(stage.running for stage in batch_stages(engine).values()):
         wrong.append(f"{running} batches are thought to be on the device")
-    if tokens := sum(stage._slots.tokens for stage in engine._stages.batch.values()):
+    if tokens := sum(stage._slots.tokens for stage in batch_stages(engine).values()):
         wrong.append(f"{tokens} tokens are thought to be on the device")
     return wrong
 
@@ -192,14 +193,14 @@ def left_waiting(engine: Engine) -> list[str]:
     """Stages that hold something for the device."""
     return [
         batch.meter.name
-        for batch in engine._stages.batch.values()
+        for batch in batch_stages(engine).values()
         if batch.waiting or batch._coalescer._groups or batch._coalescer._joined or batch._former.queue.waiting.tokens
     ]
 
 
 def budgets(engine: Engine) -> list[int]:
     """Tokens that a batch of each lane may have."""
-    return [stage.budget_tokens for stage in engine._stages.batch.values()]
+    return [stage.budget_tokens for stage in batch_stages(engine).values()]
 
 
 def fetches_left(engine: Engine) -> bool:

@@ -14,6 +14,7 @@ from tests.servers.byte_client import post
 from tests.servers.on_socket import serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +67,7 @@ async def test_clients_that_ask_for_the_same_at_once_share_a_forward() -> None:
         tasks.start_soon(ask, "openai", "/v1/embeddings", {"input": ["same", "else", "same"]})
         tasks.start_soon(ask, "tei", "/embed", {"inputs": "same"})
         tasks.start_soon(ask, "cut", "/v1/embeddings", {"input": "same", "dimensions": 2})
-        await until(lambda: served.engine._stages.batch["text"].waiting == 5)
+        await until(lambda: batch_stages(served.engine)["text"].waiting == 5)
         gate.open()
         await until(lambda: len(answers) == 4)
         assert await metrics(client, "coalesced_items") == {"_total": 3.0}
@@ -93,7 +94,7 @@ async def test_a_client_that_vanishes_takes_no_other_along() -> None:
             await vanishing.send(post(b'{"input": "same"}'))
             await gate.arrived()
             tasks.start_soon(ask)
-            await until(lambda: served.engine._stages.batch["text"].waiting == 1)
+            await until(lambda: batch_stages(served.engine)["text"].waiting == 1)
         await until(lambda: served.in_flight == 1)
         gate.open()
         await until(lambda: len(answers) == 1)

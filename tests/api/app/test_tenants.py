@@ -23,6 +23,7 @@ from tests.servers.byte_client import post, read_answer, statuses
 from tests.servers.on_socket import Served, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
+from tests.support.stages import batch_stages
 from tests.support.waiting import until
 
 HEAVY, LIGHT = "key-of-the-heavy-one", "key-of-the-light-one"
@@ -62,7 +63,7 @@ class Callers:
 
     async def until_ready(self, items: int) -> None:
         """Wait until `items` items wait for the device; one of them may have been handed to it."""
-        batch = self._served.engine._stages.batch["text"]
+        batch = batch_stages(self._served.engine)["text"]
         await until(lambda: batch.waiting + batch._slots.ahead == items)
 
 

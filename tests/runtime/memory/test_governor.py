@@ -23,6 +23,7 @@ from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import Overloaded
 from tests.support.logs import captured_logs
 from tests.support.model import LetterModel
+from tests.support.stages import batch_stages
 
 pytestmark = pytest.mark.anyio
 
@@ -184,7 +185,7 @@ async def test_an_engine_takes_less_and_then_nothing() -> None:
         cache = engine.statistics().result_cache
         assert cache is not None
         assert cache.entries == 1
-        (stage,) = engine._stages.batch.values()
+        (stage,) = batch_stages(engine).values()
         former = stage._former
         governor.update(0.9)
         saves = [former.saves_memory]

@@ -9,6 +9,7 @@ from staged_pool.stages.errors import Overloaded
 from tests.runtime.images import ask, engine_on
 from tests.support.cards import BOTH_LANES
 from tests.support.model import LetterModel
+from tests.support.stages import batch_stages
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +18,7 @@ async def test_both_lanes_keep_batches_small_while_memory_is_short() -> None:
     async with engine_on(LetterModel(BOTH_LANES)) as engine:
         for fullness, saves in ((0.86, True), (0.5, False)):
             engine.memory.update(fullness)
-            assert [stage._former.saves_memory for stage in engine._stages.batch.values()] == [saves, saves]
+            assert [stage._former.saves_memory for stage in batch_stages(engine).values()] == [saves, saves]
             await ask(engine, "text")
 
 
