@@ -185,6 +185,7 @@ class DeviceEngine:
         return EngineStatistics(
             phase=self._life.phase,
             fault=self.fault,
+            stall=self.stages.stall(),
             admission=self.admission.statistics(),
             cancelled={},
             expired={},
