@@ -21,6 +21,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from perf.tools.image_files import Make, noisy, png, saved
 from staged_pool.runtime.config import EngineConfig, ImagePath
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
@@ -107,7 +108,7 @@ def main() -> int:
         settings = read_image_settings(Path(folder))
         paths: tuple[ImagePath, ...] = ("fast", "exact")
         readers = [
-            ImageReader(settings, EngineConfig(image_path=path, max_image_pixels=2**40, max_image_bytes=2**40))
+            open_reader(settings, EngineConfig(image_path=path, max_image_pixels=2**40, max_image_bytes=2**40))
             for path in paths
         ]
         for reader in readers:

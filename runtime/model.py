@@ -22,8 +22,7 @@ Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 Lane: TypeAlias = Literal["text", "image", "plugin"]
 """The kind of an input: a text, one with images, or one of a plugin, which has an engine of its own.
 
-Each lane has its own stages, so texts never wait behind images.
-"""
+Each lane has its own stages, so texts never wait behind images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +256,8 @@ Preprocessed: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | In
 """Result of preprocess for one input: its payload, those of the parts that it was cut into, or its error."""
 
 
-class Model(Protocol):
-    """A loaded model. `card.forward_calls` threads may call `forward` at once, and any number the other methods."""
+class Preparer(Protocol):
+    """The part of a model that prepares inputs, without weights. Any number of threads may call a method at once."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -276,20 +275,6 @@ class Model(Protocol):
 
         Returns:
             One result for each input, in order.
-        """
-
-    def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> Sequence[ModelRow | StagedPoolError]:
-        """Run one batch of payloads of the same batch key.
-
-        A row that holds NaN or Inf becomes `ModelFailed`. Other rows of the batch are not affected.
-
-        Args:
-            payloads: At least one.
-            at_once: Number of forwards that share the device: 1 if this one has it to itself.
-
-        Raises:
-            OutOfMemory: The device has no room for this batch.
-            DeviceLost: The device can no longer be trusted.
         """
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
@@ -326,6 +311,24 @@ class Model(Protocol):
         """End the processes of the model, if it has any, and wait for their end.
 
         Calls that wait for them fail with `EngineStopped`.
+        """
+
+
+class Model(Preparer, Protocol):
+    """A loaded model. At most `card.forward_calls` threads may call `forward` at once."""
+
+    def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> Sequence[ModelRow | StagedPoolError]:
+        """Run one batch of payloads of the same batch key.
+
+        A row that holds NaN or Inf becomes `ModelFailed`. Other rows of the batch are not affected.
+
+        Args:
+            payloads: At least one.
+            at_once: Number of forwards that share the device: 1 if this one has it to itself.
+
+        Raises:
+            OutOfMemory: The device has no room for this batch.
+            DeviceLost: The device can no longer be trusted.
         """
 
 

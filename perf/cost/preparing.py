@@ -147,10 +147,10 @@ def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixel
     """
     import torch
 
-    from staged_pool.runtime.models.images.reader import ImageReader
+    from staged_pool.runtime.models.images.open_reader import open_reader
     from staged_pool.runtime.models.images.settings import read_image_settings
 
-    reader = ImageReader(read_image_settings(folder), EngineConfig(image_path=way))
+    reader = open_reader(read_image_settings(folder), EngineConfig(image_path=way))
     if reader.path != way:
         raise ValueError(f"{folder.name}: not the {way} path: {reader.reason}")
 

@@ -13,71 +13,41 @@ import torch
 
 from staged_pool.runtime.model import (
     Lane,
-    ModelCard,
-    ModelInput,
     Payload,
     PreparedImage,
-    Preprocessed,
     Row,
     SparseVector,
     Values,
 )
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
-from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.front import ModelFront
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
-from staged_pool.runtime.models.tokenizing.images import MultimodalReader
-from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Tower
-from staged_pool.runtime.requests import Chat
-from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
-from staged_pool.runtime.tokens import Tokens
-from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
+from staged_pool.runtime.statistics import ReplicaStatistics
+from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory
 from staged_pool.stages.exhausted import is_out_of_memory
 
 _WARM_UP_TOKENS: Final = 128
 """Tokens of a warm-up batch: enough for torch to use all of its threads."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoder:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Encoder(ModelFront):
     """Loaded model, the `runtime.model.LoadedModel` of torch.
 
     Thread-safe. At most `card.forward_calls` threads may call `forward` at the same time.
     """
 
-    card: ModelCard
     replicas: Replicas
     """Weights of the model, once on each device."""
-    tokenizer: TextTokenizer | None
-    """None: the model reads no texts."""
     plan: ThreadPlan
-    images: ImageReader | None = None
-    """None: the model reads no images."""
-    multimodal: MultimodalReader | None = None
-    """None: the model does not read images as tokens."""
     each_alone: bool = False
     """Run each input in its own forward, so that no result depends on the batch."""
 
     @property
     def towers(self) -> Mapping[Lane, Tower]:
-        """Towers of the first replica, which preprocess for all. Two lanes may share one tower."""
+        """Towers of the first replica. Two lanes may share one tower."""
         return next(iter(self.replicas)).towers
-
-    def pads(self, lane: Lane) -> bool:
-        return lane in self.towers and self.towers[lane].pads
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        return self.towers[inputs[0].lane].preprocess(inputs) if inputs else []
-
-    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        if isinstance(source, Chat) and source.images:
-            if self.multimodal is None:
-                raise Unsupported(f"The model `{self.card.name}` does not read images as tokens.")
-            return self.multimodal.tokenize(source, add_special_tokens=add_special_tokens)
-        return self._text_tokenizer().tokenize(source, add_special_tokens=add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self._text_tokenizer().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch on the least busy device: one copy of the inputs to it, one copy of each output back.
@@ -111,25 +81,8 @@ class Encoder:
     def devices(self) -> Sequence[ReplicaStatistics]:
         return self.replicas.statistics()
 
-    @property
-    def image_cache(self) -> ImageCacheStatistics | None:
-        return None if self.images is None else self.images.cache
-
-    def clear_image_cache(self) -> None:
-        if self.images is not None:
-            self.images.clear_cache()
-
-    def close(self) -> None:
-        if self.images is not None:
-            self.images.close()
-
     def release(self) -> None:
         self.replicas.release()
-
-    def _text_tokenizer(self) -> TextTokenizer:
-        if self.tokenizer is None:
-            raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")
-        return self.tokenizer
 
 
 def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:

@@ -34,6 +34,7 @@ from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.heads.build import check_answers
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
@@ -41,7 +42,8 @@ from staged_pool.runtime.models.model_card import build_card, log_card
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.input_roles import unknown_markers_to_prompts
-from staged_pool.runtime.models.towers.image import build_image_tower
+from staged_pool.runtime.models.tokenizing.lone_images import LoneImageReader
+from staged_pool.runtime.models.towers.image import ImageTower, build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower, load_vision
@@ -121,18 +123,19 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
     threads = tuning().threads
     use_threads(threads)
     folder, source = _read(found, config)
-    replicas, reader = _load_replicas(
-        found.name, folder, source, config, undo, memory=memory, dtype=dtype, devices=devices
-    )
-    text, image = (replicas[0].towers.get(lane) for lane in ("text", "image"))
+    reader = _open_images(folder, config, memory, undo)
+    replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
+    towers = replicas[0].towers
+    text = towers.get("text")
     encoder = Encoder(
         card=build_card(found.name, folder, source, replicas, config, dtype=dtype),
-        replicas=Replicas(replicas),
+        padded=tuple(lane for lane, tower in towers.items() if tower.pads),
         tokenizer=text.tokenizer if isinstance(text, TextTower) else None,
-        plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         images=reader,
+        image_inputs=None if reader is None else _image_inputs(folder, reader, towers),
+        replicas=Replicas(replicas),
+        plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         each_alone=config.deterministic,
-        multimodal=image.reader if isinstance(image, VisionLanguageTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
     for replica in replicas:
@@ -171,29 +174,47 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
     return folder, source
 
 
+def _open_images(
+    folder: ModelFolder, config: EngineConfig, memory: MemoryBudget | None, undo: ExitStack
+) -> ImageReader | None:
+    """Open the reader of a model's images, which `undo` closes. None: the model reads no images."""
+    if not (folder.image_heads or folder.images):
+        return None
+    settings = read_image_settings(folder.body, trust_remote_code=config.trust_remote_code)
+    reader = open_reader(settings, config, memory)
+    undo.callback(reader.close)
+    return reader
+
+
+def _image_inputs(
+    folder: ModelFolder, reader: ImageReader, towers: Mapping[Lane, Tower]
+) -> LoneImageReader | MultimodalReader:
+    """Build the preprocessor of the lane of images."""
+    image = towers["image"]
+    if isinstance(image, ImageTower):
+        return LoneImageReader(reader, image.tokens)
+    assert isinstance(image, VisionLanguageTower)
+    assert folder.images is not None
+    return MultimodalReader(image.texts.tokenizer, folder.images, image.image_embedder.layout, reader)
+
+
 def _load_replicas(
     name: str,
     folder: ModelFolder,
     source: LoadedTokenizer | None,
     config: EngineConfig,
-    undo: ExitStack,
+    reader: ImageReader | None,
     *,
-    memory: MemoryBudget | None,
     dtype: torch.dtype,
     devices: Sequence[torch.device],
-) -> tuple[list[Replica], ImageReader | None]:
-    """Load the weights on each device; all replicas share the image reader."""
+) -> list[Replica]:
+    """Load the weights on each device."""
     replicas: list[Replica] = []
-    readers: list[ImageReader] = []
     for device in devices:
-        towers, reader = _load_towers(name, folder, source, config, undo, memory=memory, dtype=dtype, device=device)
-        if reader is not None:
-            readers.append(reader)
+        towers = _load_towers(name, folder, source, config, reader, dtype=dtype, device=device)
         launchers = {} if device.type == "cpu" else {lane: Launcher(device) for lane in towers}
         replicas.append(Replica(device, towers, launchers))
-    for reader in readers[1:]:
-        reader.close()
-    return replicas, readers[0] if readers else None
+    return replicas
 
 
 def _short_tokens(text: Tower | None) -> int:
@@ -218,27 +239,20 @@ def _load_towers(
     folder: ModelFolder,
     source: LoadedTokenizer | None,
     config: EngineConfig,
-    undo: ExitStack,
+    reader: ImageReader | None,
     *,
-    memory: MemoryBudget | None,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Mapping[Lane, Tower], ImageReader | None]:
-    """Load the towers of a folder, by lane, and the reader of its images. `undo` closes the reader."""
+) -> Mapping[Lane, Tower]:
+    """Load the towers of a folder, by lane."""
     own_code = config.trust_remote_code
-    reads_images = folder.image_heads or folder.images
-    settings = read_image_settings(folder.body, trust_remote_code=own_code) if reads_images else None
-    reader = None if settings is None else ImageReader(settings, config, memory)
-    if reader is not None:
-        undo.callback(reader.close)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
     if sum(weight.numel() for weight in loaded.whole.parameters()) < _PROBED_ON_ONE_THREAD:
         use_threads(1)
     if folder.images is not None and source is not None and reader is not None:
         image_embedder = load_vision(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, image_embedder=image_embedder)
-        images = MultimodalReader(text.tokenizer, folder.images, image_embedder.layout, reader)
-        return {"text": text, "image": VisionLanguageTower(text, images, image_embedder)}, reader
+        return {"text": text, "image": VisionLanguageTower(text, image_embedder)}
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
@@ -247,7 +261,7 @@ def _load_towers(
     if len({tower.width for tower in towers.values()}) > 1:
         widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
         raise ConfigError(f"vectors of texts and of images cannot be compared: they have widths of {widths}")
-    return towers, reader
+    return towers
 
 
 def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:

@@ -13,6 +13,8 @@ from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.specs.model import ModelFolder
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import copy_tokenizer
+from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -40,7 +42,7 @@ def load(kind: str, tiny_folder: TinyFolder) -> tuple[LoadedTokenizer, Any]:
     return load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(path)
 
 
-def reader(source: LoadedTokenizer, **settings: Any) -> TextTokenizer:
+def reader(source: LoadedTokenizer, *, lower_case: bool = False, **settings: Any) -> TextTokenizer:
     """Our tokenizer, for a model that takes 10,000 tokens unless something else is said."""
     common = {
         "max_tokens": 10_000,
@@ -50,7 +52,7 @@ def reader(source: LoadedTokenizer, **settings: Any) -> TextTokenizer:
         "truncation_side": source.truncation_side,
         "cleans_up": source.cleans_up,
     }
-    return TextTokenizer(source.backend, **{**common, **settings})
+    return TextTokenizer(copy_tokenizer(source.backend, lower_case=lower_case), TextSettings(**{**common, **settings}))
 
 
 def some_text(random: random.Random, most: int) -> str:

@@ -28,6 +28,7 @@ from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.probes import PROBE_TEXTS, differences, encoder
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, TokenizerSettings, read_settings
 from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer, lower_texts
+from staged_pool.runtime.models.tokenizing.text_settings import SpecialTexts
 from staged_pool.runtime.models.tokenizing.tokenizer_file import (
     TOKENIZER_FILE,
     add_declared_tokens,
@@ -63,7 +64,7 @@ class LoadedTokenizer:
     """True if the model takes token types."""
     chat_template: str | None
     """Jinja template that renders a conversation as one text."""
-    special_tokens: Mapping[str, object]
+    special_tokens: SpecialTexts
     """The text of each special token by its name, such as `bos_token`."""
     padding: int | None = None
     """Id of the padding token. None: there is none."""
@@ -113,7 +114,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     backend.encode_special_tokens = settings.splits_special_tokens
     declared, templates = known.model_max_length, known.chat_template
     special_tokens = {
-        name: text
+        name: [*map(str, text)] if isinstance(text, list) else str(text)
         for name, text in known.special_tokens_map.items()
         if isinstance(text, list) or settings.is_named(str(text)) or backend.token_to_id(str(text)) is not None
     }

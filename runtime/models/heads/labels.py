@@ -18,7 +18,8 @@ from staged_pool.runtime.models.heads.transplant import (
     run_whole_model,
     takes_types,
 )
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.model import SparseVector, Values
 from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_whole_model
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, hand_over
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.stages.errors import UnusableMedia
 
 

@@ -1,14 +1,11 @@
 """Fast path: torch resizes bytes, and the device converts them to the model's scale.
 
 torch resizes bytes several times faster than Pillow does, and than torch resizes float32. The results differ by
-rounding: see `TOLERANCE` in `reader.py`.
+rounding: see `TOLERANCE` in `open_reader.py`.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-import PIL
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -17,11 +14,9 @@ from torch import Tensor
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.sizes import Size, begins_with_columns
 from staged_pool.runtime.models.images.zero_copy import rgbx_pixels, shared_pixels
 from staged_pool.runtime.models.kernels.torch_threads import use_threads
-
-_MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings) -> Pixels:
@@ -44,16 +39,6 @@ def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings)
     if settings.patch_size is not None:
         return _patches(pixels, settings.patch_size, settings)
     return Pixels(_copied(pixels).numpy())
-
-
-def begins_with_columns(size: Size, target: Size) -> bool:
-    """True: the installed Pillow resizes the height before the width.
-
-    Normally the width comes first, as in torch. From Pillow 13 on, the height comes first if it shrinks by more than
-    twice as many pixels as the width (https://github.com/python-pillow/Pillow/pull/9549).
-    """
-    height, width = size
-    return _MAY_BEGIN_WITH_COLUMNS and target[0] < height and height - target[0] > 2 * (width - target[1])
 
 
 def _resized(image: Decoded, size: Size, settings: ImageSettings) -> Tensor:

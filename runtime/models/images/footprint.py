@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS
-from staged_pool.runtime.models.images.fast_processor import begins_with_columns
 from staged_pool.runtime.models.images.formats import ImageFormat
 from staged_pool.runtime.models.images.jpeg import JpegStructure
-from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.sizes import Size, begins_with_columns
 
 _STORED: Final = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
 """Bytes of a stored pixel, by Pillow's mode. All other modes have four, RGB included."""

@@ -6,10 +6,6 @@ import math
 from collections.abc import Hashable
 from typing import Any, Final
 
-import numpy as np
-import torch
-from PIL import Image as Pillow
-
 from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Pixels
@@ -17,65 +13,55 @@ from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.custom_code import CustomCodeProcessor
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
-from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
 from staged_pool.runtime.models.images.options import ImageOptions, OptionsReader
-from staged_pool.runtime.models.images.scale import Scale, to_device
-from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
+from staged_pool.runtime.models.images.scale import Scale
+from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
-from staged_pool.runtime.models.kernels.torch_threads import restore_threads
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
-from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
-from staged_pool.stages.log import get_logger
-
-log = get_logger("staged_pool.models")
-
-TOLERANCE: Final = 2.0
-"""Largest accepted difference of a value from that of transformers, in steps of 1/255.
-
-torch and Pillow round resized bytes differently: by one step along each edge."""
-
-_TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
-"""Heights and widths of images that both paths are compared on: large, small, and odd ones."""
+from staged_pool.stages.errors import TooLarge
 
 _MOST_MADE: Final[Size] = (2048, 2048)
 """Largest height and width that memory is reserved for, with an unknown processor."""
-
-_PLAIN: Final[Size] = (448, 448)
-"""Height and width of an image for any processor: whole patches of 14, 16, 28 and 32 pixels."""
 
 
 class ImageReader:
     """Prepares images for one model. Thread-safe; a call runs on one core.
 
+    The fast path resizes with torch, which the first image imports. `open_reader` chooses between the paths.
+
     Args:
         settings: Settings of the model's folder.
-        config: Limits, and the wanted path.
+        config: Limits.
         memory: Budget of memory for decodes. None: no limit.
+        reason: Reason for the exact path. None: images take the fast path.
+        processor: The result of `load_processor`, which the exact path calls. None: the processor is custom code.
 
     Raises:
-        ConfigError: The folder's image processor cannot be loaded, or fails on an ordinary image.
+        ConfigError: The folder's own code cannot be loaded.
     """
 
-    def __init__(self, settings: ImageSettings, config: EngineConfig, memory: MemoryBudget | None = None) -> None:
+    def __init__(
+        self,
+        settings: ImageSettings,
+        config: EngineConfig,
+        memory: MemoryBudget | None = None,
+        *,
+        reason: str | None = None,
+        processor: Any = None,
+    ) -> None:
         self.settings = settings
+        self.reason = reason
+        self._processor = processor
         self._decodes = (memory or MemoryBudget(2**62)).decodes
         self._limits = ImageLimits(config.max_image_bytes, config.max_image_pixels)
         self._draft = config.image_draft
         self._options = OptionsReader(settings, config.max_image_pixels)
         self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None
         self._custom_code: CustomCodeProcessor | None = None
-        self._processor: Any = None
         if settings.custom_code:
             self._custom_code = CustomCodeProcessor(settings.folder, self._limits, config.image_preprocess_threads)
-        else:
-            self._processor = load_processor(settings.folder, trust_remote_code=False)
-            self._check_processor()
-        self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
-        """Reason for the exact path. None: images take the fast path."""
-        if self.reason is not None and config.image_path == "fast":
-            log.warning("images.exact", processor=settings.processor, reason=self.reason)
 
     @property
     def path(self) -> ImagePath:
@@ -106,10 +92,9 @@ class ImageReader:
         key = options.key(data)
         return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, options))
 
-    def sample(self, encoded: bytes) -> Pixels:
-        """Prepare an image for a check of the model, without the cache. Raises the errors of `read`."""
-        with restore_threads():
-            return self._prepare(encoded, self._options.read({}))
+    def read_alone(self, encoded: bytes) -> Pixels:
+        """Prepare an image without options and without the cache. Raises the errors of `read`."""
+        return self._prepare(encoded, self._options.read({}))
 
     def patches(self, image: Image) -> int | None:
         """Return the `patches` of the prepared image. The fast path reads only the header.
@@ -158,6 +143,8 @@ class ImageReader:
             image = encoded.load(options.background)
             target = target or self._options.check(options, image.size)
             if self.reason is None:
+                from staged_pool.runtime.models.images.fast_processor import read_fast  # imports torch
+
                 return read_fast(image, target, options.settings)
             return read_exact(image.whole(), self._processor, self.settings, options.arguments)
 
@@ -187,48 +174,8 @@ class ImageReader:
             return min(size, _MOST_MADE, key=math.prod)
         return options.target(size)
 
-    def _check_processor(self) -> None:
-        """Reject a processor that fails on an ordinary image."""
-        try:
-            read_exact(_pattern(_PLAIN), self._processor, self.settings, {})
-        except UnusableMedia as error:
-            raise ConfigError(
-                f"preprocessor_config.json: {self.settings.processor} cannot prepare an image: {error.__cause__}"
-            ) from error
-
-    def _why_not_fast(self) -> str | None:
-        """Compare both paths on a few images, to find unknown steps of a processor."""
-        if self.settings.unknown is not None:
-            return self.settings.unknown
-        with restore_threads():  # the fast path sets one thread for the calling thread, too
-            return self._disagreement(self._options.read({}))
-
-    def _disagreement(self, options: ImageOptions) -> str | None:
-        for size in _TRIED:
-            image = _pattern(size)
-            exact = read_exact(image, self._processor, self.settings, {})
-            fast = read_fast(image, options.target(size), self.settings)
-            if (wrong := _difference(fast, exact, self.scale)) is not None:
-                return f"it gives another result for {size[1]} x {size[0]} pixels: {wrong}"
-        return None
-
 
 def _content(image: Image) -> bytes:
     if not isinstance(image.source, bytes):
         raise TypeError("the image has not been fetched")
     return image.source
-
-
-def _pattern(size: Size) -> Pillow.Image:
-    """Return an image with both smooth gradients and hard edges."""
-    rows, columns = np.indices(size)
-    channels = (rows * 255 // size[0], columns * 255 // size[1], (rows // 7 + columns // 5) % 2 * 255)
-    return Pillow.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
-
-
-def _difference(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
-    if fast.grid != exact.grid or fast.values.shape != exact.values.shape:
-        return f"{exact.values.shape} values instead of {fast.values.shape}"
-    ours, theirs = (to_device([pixels], scale, "cpu", torch.float32) for pixels in (fast, exact))
-    steps = float((ours - theirs).abs().max()) / max(map(abs, scale.factor))
-    return None if steps <= TOLERANCE else f"values differ by up to {steps:.1f} of 255"

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import PIL
+
 from staged_pool.stages.errors import UnusableMedia
 
 Size: TypeAlias = tuple[int, int]
@@ -18,6 +20,9 @@ MAX_ASPECT: Final = 200
 
 It holds wherever the aspect ratio is kept. Otherwise a line one pixel high, resized to a model's height, would become
 many thousand times as large."""
+
+
+_MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +120,13 @@ def check_aspect(size: Size) -> None:
         raise UnusableMedia(
             f"The image is {size[1]} x {size[0]} pixels: one edge may be at most {MAX_ASPECT} times the other."
         )
+
+
+def begins_with_columns(size: Size, target: Size) -> bool:
+    """True: the installed Pillow resizes the height before the width.
+
+    Normally the width comes first, as in torch. From Pillow 13 on, the height comes first if it shrinks by more than
+    twice as many pixels as the width (https://github.com/python-pillow/Pillow/pull/9549).
+    """
+    height, width = size
+    return _MAY_BEGIN_WITH_COLUMNS and target[0] < height and height - target[0] > 2 * (width - target[1])

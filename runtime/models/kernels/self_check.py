@@ -11,8 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-MISUSE_ERRORS: Final = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""Errors that code of transformers raises if it is used in an unforeseen way."""
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """The largest accepted `difference`, by dtype.

@@ -42,10 +42,9 @@ class MultimodalReader:
     """
 
     def __init__(self, tokenizer: TextTokenizer, spec: ImageSpec, layout: ImageLayout, images: ImageReader) -> None:
+        self.spec = spec
+        self.layout = layout
         self._tokenizer = tokenizer
-        self._layout = layout
-        self._takes_conversations = spec.takes_conversations
-        self._ignored_texts = spec.ignored_texts
         self._images = images
         self._frame: SpecialTokens | None = None
         if spec.frame is not None:
@@ -58,7 +57,7 @@ class MultimodalReader:
         Raises:
             ConfigError: The count differs: config.json and the tokenizer disagree about the image token.
         """
-        image = self._layout.image_token
+        image = self.layout.image_token
         if self._frame is not None:
             count, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
             expected = 0
@@ -89,20 +88,20 @@ class MultimodalReader:
         Raises:
             InvalidInput: The model does not accept the conversation, one of its images, or their number.
         """
-        if not self._takes_conversations:
-            (count,) = self._each_image([_only_image(chat, self._ignored_texts)], "messages", self._count, int)
+        if not self.spec.takes_conversations:
+            (count,) = self._each_image([_only_image(chat, self.spec.ignored_texts)], "messages", self._count, int)
             ids = self._framed(count)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
         found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
         self._check_image_count(found.ids, len(chat.images))
         counts = iter(self._each_image(chat.images, "messages", self._count, int))
-        times = [next(counts) if word == self._layout.image_token else 1 for word in found.ids]
+        times = [next(counts) if word == self.layout.image_token else 1 for word in found.ids]
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
     def _read(self, given: ModelInput) -> ReadInput:
         try:
-            if not self._takes_conversations:
+            if not self.spec.takes_conversations:
                 sequence = self._page(given)
             elif isinstance(given.source, Image):
                 message = {"role": "user", "content": (given.source,)}
@@ -117,7 +116,7 @@ class MultimodalReader:
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """Prepare a single image, inside the prompt that the model was trained with."""
-        images = self._prepared(given, [_only_image(given.source, self._ignored_texts)], "input")
+        images = self._prepared(given, [_only_image(given.source, self.spec.ignored_texts)], "input")
         ids = self._framed(self._tokens(images[0]))
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
@@ -125,7 +124,7 @@ class MultimodalReader:
     def _framed(self, count: int) -> TokenIds:
         """Build the ids of one image: `count` image tokens inside the frame."""
         assert self._frame is not None
-        return [*self._frame.prefix, *repeat(self._layout.image_token, count), *self._frame.suffix]
+        return [*self._frame.prefix, *repeat(self.layout.image_token, count), *self._frame.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
         """Prepare a conversation by the chat template. A prompt becomes a system message, except for a single image."""
@@ -140,7 +139,7 @@ class MultimodalReader:
         self._check_image_count(words, len(chat.images))
         images = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
         counts = map(self._tokens, images)
-        ids = _repeated(words, [next(counts) if word == self._layout.image_token else 1 for word in words])
+        ids = _repeated(words, [next(counts) if word == self.layout.image_token else 1 for word in words])
         if text.max_own_tokens is not None:
             ids = self._cut(ids, check_own_limit(text.max_own_tokens) or 0, "right")
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
@@ -158,7 +157,7 @@ class MultimodalReader:
         Raises:
             InvalidInput: The numbers differ.
         """
-        if (count := words.count(self._layout.image_token)) != images:
+        if (count := words.count(self.layout.image_token)) != images:
             raise InvalidInput(
                 f"The conversation has {images} images, but the model's chat template writes {count} image tokens: no "
                 "text may contain the image token, and the template must support images in each message that has one.",
@@ -166,10 +165,10 @@ class MultimodalReader:
             )
 
     def _tokens(self, pixels: Pixels) -> int:
-        return self._layout.tokens_of(pixels.patches)
+        return self.layout.tokens_of(pixels.patches)
 
     def _count(self, image: Image) -> int:
-        return self._layout.tokens_of(self._images.patches(image))
+        return self.layout.tokens_of(self._images.patches(image))
 
     def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
         return self._each_image(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)
@@ -218,7 +217,7 @@ class MultimodalReader:
         if len(ids) > most:
             raise InvalidInput(
                 f"This model's maximum context length is {most} tokens. However, your input contains {len(ids)} "
-                f"tokens, {ids.count(self._layout.image_token)} of them for images. Please send fewer or smaller "
+                f"tokens, {ids.count(self.layout.image_token)} of them for images. Please send fewer or smaller "
                 "images, or less text.",
                 param="input",
             )
@@ -232,7 +231,7 @@ class MultimodalReader:
         if room >= len(ids):
             return ids
         start, end = (0, room) if side == "right" else (len(ids) - room, len(ids))
-        image = self._layout.image_token
+        image = self.layout.image_token
         if image in ids[:start] or image in ids[end:]:
             raise InvalidInput(
                 f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to "

@@ -35,22 +35,13 @@ class SharedTokenizer:
     """A tokenizer whose methods may run in several threads at once.
 
     Args:
-        source: The folder's tokenizer; it is copied.
-        lower_case: Lowercase texts before tokenization.
+        tokenizer: Without truncation and padding. Nothing else may use or change it from now on.
     """
 
     tokenizer: Tokenizer
-    """The private copy; its settings must not be changed."""
 
-    def __init__(self, source: Tokenizer, *, lower_case: bool = False) -> None:
-        self.tokenizer = Tokenizer.from_str(source.to_str())
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = source.encode_special_tokens  # `to_str` leaves this setting out
-        if lower_case:
-            given = self.tokenizer.normalizer
-            steps = [Lowercase(), *([given] if given is not None else [])]
-            self.tokenizer.normalizer = NormalizerSequence(steps)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self._can_cut = can_cut(self.tokenizer)
         self._long_texts = threading.Lock()
         """Held by a call with more than `CALL_CHARACTERS` characters, which needs hundreds of megabytes."""
@@ -119,6 +110,24 @@ class SharedTokenizer:
     def ids(self, text: str) -> list[int]:
         """Encode one text to ids without special tokens."""
         return self.encode_ids([text])[0]
+
+
+def copy_tokenizer(source: Tokenizer, *, lower_case: bool = False) -> SharedTokenizer:
+    """Make a private copy of a folder's tokenizer.
+
+    Args:
+        source: The folder's tokenizer.
+        lower_case: Lowercase texts before tokenization.
+    """
+    copy = Tokenizer.from_str(source.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    copy.encode_special_tokens = source.encode_special_tokens  # `to_str` leaves this setting out
+    if lower_case:
+        given = copy.normalizer
+        steps = [Lowercase(), *([given] if given is not None else [])]
+        copy.normalizer = NormalizerSequence(steps)
+    return SharedTokenizer(copy)
 
 
 def common_prefix(ids: Sequence[int], prompt: Sequence[int] | None) -> int:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tokenizers import Tokenizer
-
-from staged_pool.runtime.model import ModelInput, Role, TokenSequence
-from staged_pool.runtime.models.specs.model import PairForm, PairPieces
+from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
-from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
 from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
@@ -21,8 +17,9 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
     find_special_tokens,
 )
 from staged_pool.runtime.models.tokenizing.text_cleanup import clean_up_spaces
+from staged_pool.runtime.models.tokenizing.text_settings import SpecialTexts, TextSettings
 from staged_pool.runtime.models.tokenizing.texts import TextReader
-from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
+from staged_pool.runtime.requests import Chat, PairInput, TextInput
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -32,89 +29,54 @@ class TextTokenizer:
     """The tokenizer of one model. Every method may run in several threads at once.
 
     Args:
-        source: The folder's tokenizer; it is copied.
-        max_tokens: Longest input of the model in tokens, special tokens included.
-        vocabulary: Number of token ids: they run from 0 to `vocabulary` - 1.
-        lower_case: Lowercase texts before tokenization.
-        pools_prompt: True if pooling includes the tokens of a prompt. False marks them in each sequence.
-        gives_types: True if the model takes token types, which distinguish the texts of a pair.
-        chat_template: Jinja template that renders a conversation as one text. None: the model has none.
-        special_tokens: The text of each special token by its name, for chat templates.
-        pair_template: Prompt of a pair. None: two texts with the tokenizer's special tokens.
-        roles: Treatment of queries and documents. A text without a role is a document.
-        takes_parts: True if the chat template takes messages with texts and images.
-        reads_one: The model reads one text or one image at a time. Without a chat template, a conversation of texts is
-            then read as the plain text of its messages.
-        truncation_side: The end that is cut off unless the request names one.
-        cleans_up: Remove spaces before punctuation from decoded text.
+        shared: The tokenizer's vocabulary and steps.
+        settings: All other settings.
 
     Raises:
         ConfigError: The special tokens are not a fixed prefix and suffix, or leave no room for text; or the pair
-            template does not fit pairs.
+            template does not fit pairs; or pairs are needed and not supported.
     """
 
     shared: SharedTokenizer
+    settings: TextSettings
     limits: InputLimits
     special: SpecialTokens
     """The special tokens around a text."""
 
-    def __init__(
-        self,
-        source: Tokenizer,
-        *,
-        max_tokens: int,
-        vocabulary: int,
-        lower_case: bool = False,
-        pools_prompt: bool = True,
-        gives_types: bool = True,
-        chat_template: str | None = None,
-        special_tokens: Mapping[str, object] | None = None,
-        pair_template: PairForm | None = None,
-        roles: Mapping[Role, RoleSpec] | None = None,
-        takes_parts: bool = False,
-        reads_one: bool = False,
-        truncation_side: Side = "right",
-        cleans_up: bool = False,
-    ) -> None:
-        self.shared = SharedTokenizer(source, lower_case=lower_case)
-        self.limits = InputLimits(max_tokens, vocabulary, truncation_side)
-        self._cleans_up = cleans_up
-        self.special = find_special_tokens(self.shared.tokenizer)
-        if len(self.special) >= max_tokens:
-            raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens fill already")
-        chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {}, takes_parts)
+    def __init__(self, shared: SharedTokenizer, settings: TextSettings) -> None:
+        self.shared, self.settings = shared, settings
+        self.limits = InputLimits(settings.max_tokens, settings.vocabulary, settings.truncation_side)
+        self.special = find_special_tokens(shared.tokenizer)
+        if len(self.special) >= settings.max_tokens:
+            raise ConfigError(f"the model takes {settings.max_tokens} tokens, which its special tokens fill already")
+        template, special_tokens = settings.chat_template, settings.special_tokens
+        chat = None if template is None else ChatTemplate(template, special_tokens, settings.takes_parts)
         self._texts = TextReader(
-            self.shared,
+            shared,
             self.special,
             self.limits,
-            pools_prompt=pools_prompt,
+            pools_prompt=settings.pools_prompt,
             chat_template=chat,
-            plain_chats=reads_one and chat is None,
-            roles=roles or {},
+            plain_chats=settings.reads_one and chat is None,
+            roles=settings.roles,
         )
-        self._pairs: PairReader | TemplateReader | PieceReader | ConfigError
-        if isinstance(pair_template, PairPieces):
-            first = _first_token(self.shared, special_tokens or {})
-            self._pairs = PieceReader(self.shared, self.limits, pieces=pair_template, first_token=first)
-            return
-        if pair_template is not None:
-            self._pairs = TemplateReader(self.shared, self.special, self.limits, template=pair_template, chat=chat)
-            return
-        try:
-            pair = find_pair_special_tokens(self.shared.tokenizer, gives_types=gives_types)
-        except ConfigError as error:
-            self._pairs = error
-        else:
-            self._pairs = PairReader(self.shared, pair, self.limits)
-
-    def require_pairs(self) -> None:
-        """Check that the tokenizer supports pairs, for a model that needs them.
-
-        Raises:
-            ConfigError: The tokenizer's treatment of pairs is not supported.
-        """
-        if isinstance(self._pairs, ConfigError):
+        self._pairs = self._pair_reader(chat)
+        if settings.needs_pairs and isinstance(self._pairs, ConfigError):
             raise self._pairs
+
+    def _pair_reader(self, chat: ChatTemplate | None) -> PairReader | TemplateReader | PieceReader | ConfigError:
+        """Build the reader of pairs, or return the reason why there is none."""
+        settings = self.settings
+        if settings.pair_pieces is not None:
+            first = _first_token(self.shared, settings.special_tokens)
+            return PieceReader(self.shared, self.limits, pieces=settings.pair_pieces, first_token=first)
+        if settings.pair_template is not None:
+            return TemplateReader(self.shared, self.special, self.limits, template=settings.pair_template, chat=chat)
+        try:
+            pair = find_pair_special_tokens(self.shared.tokenizer, gives_types=settings.gives_types)
+        except ConfigError as error:
+            return error
+        return PairReader(self.shared, pair, self.limits)
 
     def preprocess(
         self, inputs: Sequence[ModelInput]
@@ -162,7 +124,7 @@ class TextTokenizer:
         self.limits.check_ids(ids)
         text: str
         (text,) = self.shared.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
-        return clean_up_spaces(text) if self._cleans_up else text
+        return clean_up_spaces(text) if self.settings.cleans_up else text
 
     def _read_pairs(
         self, pairs: Sequence[tuple[ModelInput, PairInput]]
@@ -172,7 +134,7 @@ class TextTokenizer:
         return self._pairs.read(pairs)
 
 
-def _first_token(shared: SharedTokenizer, special_tokens: Mapping[str, object]) -> int | None:
+def _first_token(shared: SharedTokenizer, special_tokens: SpecialTexts) -> int | None:
     """Id of `bos_token`. None: there is none, or it is the padding token too."""
     begin, padding = special_tokens.get("bos_token"), special_tokens.get("pad_token")
     return None if begin is None or begin == padding else shared.tokenizer.token_to_id(str(begin))

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Preprocessed, Values
+from staged_pool.runtime.model import Payload, Pixels, PreparedImage, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
+from staged_pool.runtime.models.images.open_reader import read_sample
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
-from staged_pool.runtime.models.tokenizing.chat import plain_text
+from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens
 from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from staged_pool.runtime.models.vision.image_graphs import COUNTS, ImageValues
-from staged_pool.runtime.requests import Chat, Image, Output, TextInput
+from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.work import Prepared
 
 log = get_logger("staged_pool.models")
 
@@ -38,13 +38,11 @@ class ImageTower:
     """Tower of images, see `Tower`; its payloads are images."""
 
     architecture: str
-    reader: ImageReader
     encoder: ImageEncoder
     heads: Mapping[Output, ImageHead]
     max_tokens: int
     parameters: int
-    extra_tokens: int
-    """Vectors of an image besides those of its patches, such as a class token's."""
+    tokens: ImageTokens
     samples: Sequence[Pixels]
 
     @property
@@ -59,9 +57,6 @@ class ImageTower:
     @property
     def pads(self) -> bool:
         return self.encoder.pads
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        return [self._prepare(given) for given in inputs]
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Start one batch; see `Tower.launch`.
@@ -80,7 +75,7 @@ class ImageTower:
     @property
     def sample_tokens(self) -> int:
         """Tokens of a test image."""
-        return self._tokens(self.samples[0])
+        return self.tokens.of(self.samples[0])
 
     def record(self, recorder: Recorder[ImageValues], tokens: int) -> str | None:
         """Record forwards of images of the usual shape; see `ImageEncoder.record`.
@@ -91,39 +86,6 @@ class ImageTower:
         """
         counts = [count for count in COUNTS if count * self.sample_tokens <= tokens]
         return self.encoder.record(recorder, self.samples[0], counts)
-
-    def _prepare(self, given: ModelInput) -> Preprocessed:
-        image = _lone_image(given)
-        if image is None:
-            message = (
-                "This model reads one image or one text at a time, and no conversations of both: send them as separate "
-                "inputs."
-            )
-            return InvalidInput(message, param="messages")
-        try:
-            pixels = self.reader.read(image, given.sharing_scope)
-        except InvalidInput as error:
-            return error
-        tokens = self._tokens(pixels)
-        # Images of a batch have one shape, unless they come as patches and can be padded.
-        shape = None if self.encoder.any_shape else pixels.values.shape
-        return Prepared(
-            PreparedImage(pixels, given.outputs, tokens), tokens=tokens, batch_key=("image", shape, given.outputs)
-        )
-
-    def _tokens(self, pixels: Pixels) -> int:
-        return _patches(pixels, self.encoder) + self.extra_tokens
-
-
-def _lone_image(given: ModelInput) -> Image | None:
-    """Return the image of an input, or of a conversation that holds nothing else; None for other inputs."""
-    match given.source:
-        case Image() as image:
-            return image
-        case TextInput(source=Chat() as chat) if not plain_text(chat).strip():
-            return chat.images[0] if len(chat.images) == 1 else None
-        case _:
-            return None
 
 
 def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loaded: Loaded) -> ImageTower:
@@ -142,7 +104,8 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     encoder = ImageEncoder(loaded.whole, loaded.image, reader.scale)
     samples = [_sample(reader, *size) for size in _SAMPLES]
     _check_fit(encoder, samples[0])
-    first = _patches(samples[0], encoder)
+    patch = _patch(encoder)
+    first = ImageTokens(patch=patch).of(samples[0])
     try:
         with torch.inference_mode():
             extra = encoder.vector_count(samples[0]) - first
@@ -161,23 +124,22 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
             log.info("model.not_prepacked", model=name, reason=reason)
     return ImageTower(
         architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
-        reader=reader,
         encoder=encoder,
         heads=heads,
         max_tokens=(reader.settings.max_patches or first) + extra,
         parameters=parameters,
-        extra_tokens=extra,
+        tokens=ImageTokens(patch=patch, extra=extra),
         samples=samples,
     )
 
 
-def _patches(pixels: Pixels, encoder: ImageEncoder) -> int:
-    """Return the number of patches of an image."""
+def _patch(encoder: ImageEncoder) -> tuple[int, int] | None:
+    """Return the height and width of a patch in pixels. None: images come as patches."""
     if encoder.any_shape:
-        return len(pixels.values)
+        return None
     edge = encoder.image.config.patch_size
     tall, wide = (edge, edge) if isinstance(edge, int) else edge
-    return int(pixels.values.shape[1] // tall) * int(pixels.values.shape[2] // wide)
+    return int(tall), int(wide)
 
 
 def _check_fit(encoder: ImageEncoder, pixels: Pixels) -> None:
@@ -221,6 +183,6 @@ def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
     file = io.BytesIO()
     Pillow.fromarray(tiles).resize((width, height), Pillow.Resampling.NEAREST).save(file, "PNG")
     try:
-        return reader.sample(file.getvalue())
+        return read_sample(reader, file.getvalue())
     except InvalidInput as error:
         raise ConfigError(f"an image of {width} x {height} pixels cannot be read: {error}") from error

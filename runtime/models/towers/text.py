@@ -8,17 +8,19 @@ from functools import partial
 from typing import cast
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, TokenSequence, Values
+from staged_pool.runtime.model import Payload, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
 from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import padded_roles, resolve_roles
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import copy_tokenizer
+from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
@@ -57,9 +59,6 @@ class TextTower:
     @property
     def pads(self) -> bool:
         return self.transformer.layout == "padded"
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        return cast("Sequence[Preprocessed]", self.tokenizer.preprocess(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Start one batch; see `Tower.launch`.
@@ -155,25 +154,24 @@ def _build_tokenizer(
             max_tokens=max_tokens,
         )
     )
-    tokenizer = TextTokenizer(
-        source.backend,
+    form = folder.pair_template
+    settings = TextSettings(
         max_tokens=max_tokens,
         vocabulary=vocabulary,
-        lower_case=folder.lower_case,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
         chat_template=source.chat_template if takes_conversations else None,
         special_tokens=source.special_tokens,
-        pair_template=folder.pair_template,
+        pair_template=form if isinstance(form, PairTemplate) else None,
+        pair_pieces=form if isinstance(form, PairPieces) else None,
+        needs_pairs=folder.scoring == "cross-encoder",
         roles=roles,
         takes_parts=folder.images is not None,
         reads_one=loaded.image is not None or not takes_conversations,
         truncation_side=source.truncation_side,
         cleans_up=source.cleans_up,
     )
-    if folder.scoring == "cross-encoder":
-        tokenizer.require_pairs()
-    return tokenizer
+    return TextTokenizer(copy_tokenizer(source.backend, lower_case=folder.lower_case), settings)
 
 
 def _choose_layout(

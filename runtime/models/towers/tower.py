@@ -1,17 +1,17 @@
-"""Interface of towers: preprocessing and forwards of one lane."""
+"""Interface of towers: forwards of one lane."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from staged_pool.runtime.model import ModelInput, Payload, Preprocessed, Values
+from staged_pool.runtime.model import Payload, Values
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.requests import Output
 
 
 class Tower(Protocol):
-    """Preprocessing, a transformer and its heads, for the inputs of one lane. Thread-safe.
+    """A transformer and its heads, for the prepared inputs of one lane. Thread-safe.
 
     A text model has one tower, an image model another; CLIP has both. The towers of a vision language model share one
     transformer.
@@ -45,13 +45,6 @@ class Tower(Protocol):
     @property
     def pads(self) -> bool:
         """True: a batch has the tokens of its longest input times its items. False: the sum of its tokens."""
-        ...
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        """Prepare inputs for `launch`; returns one outcome for each, in order.
-
-        Payloads that cannot share a batch have different batch keys.
-        """
         ...
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:

@@ -10,11 +10,11 @@ from typing import cast
 import numpy as np
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, Preprocessed, TokenSequence, Values
+from staged_pool.runtime.model import Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
+from staged_pool.runtime.models.images.open_reader import read_sample
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.transfer import Later
-from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.models.vision.image_layout import read_image_layout
@@ -31,7 +31,6 @@ class VisionLanguageTower:
 
     texts: TextTower
     """Tower of the other lane. It has the language model and the heads, and counts their weights."""
-    reader: MultimodalReader
     image_embedder: ImageEmbedder
 
     @property
@@ -57,9 +56,6 @@ class VisionLanguageTower:
     @property
     def pads(self) -> bool:
         return self.texts.pads
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Preprocessed]:
-        return cast("Sequence[Preprocessed]", self.reader.read(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Start one batch; see `Tower.launch`.
@@ -87,7 +83,7 @@ def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:
     Raises:
         ConfigError: These settings do not fit the weights.
     """
-    layout = read_image_layout(loaded.base)
+    layout = read_image_layout(loaded.base.config, loaded.base.get_input_embeddings().weight.shape[0])
     if layout.merge is not None and layout.merge != reader.settings.merge_size:
         raise ConfigError(
             f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
@@ -102,4 +98,4 @@ def _sample(reader: ImageReader) -> Pixels:
     noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     encoded = io.BytesIO()
     Pillow.fromarray(noise).save(encoded, "PNG")
-    return reader.sample(encoded.getvalue())
+    return read_sample(reader, encoded.getvalue())

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.module_state import ModuleState
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch

@@ -13,9 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Pixels, TokenSequence
-from staged_pool.runtime.models.images.scale import Scale, to_device
+from staged_pool.runtime.models.images.scale import Scale
+from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
-from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference, keep_if_equal
+from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.kernels.transfer import send_arrays
 from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds

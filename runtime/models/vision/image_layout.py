@@ -8,10 +8,10 @@ section 2.1, https://arxiv.org/abs/2409.12191).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.stages.errors import ConfigError
@@ -39,14 +39,17 @@ class ImageLayout:
         return self.tokens if self.merge is None or patches is None else patches // self.merge**2
 
 
-def read_image_layout(model: PreTrainedModel) -> ImageLayout:
+def read_image_layout(config: Any, rows: int) -> ImageLayout:
     """Read the layout from a model's config.
+
+    Args:
+        config: Config of the whole model, of transformers.
+        rows: Rows of its token embedding.
 
     Raises:
         ConfigError: The kind of model is not supported.
     """
-    config = model.config
-    image_token, rows = getattr(config, "image_token_id", None), model.get_input_embeddings().weight.shape[0]
+    image_token = getattr(config, "image_token_id", None)
     if not isinstance(image_token, int) or not 0 <= image_token < rows:
         raise ConfigError(
             f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"

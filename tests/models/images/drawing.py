@@ -21,6 +21,7 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2Imag
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
@@ -64,7 +65,7 @@ def save_settings(folder: Path, **settings: object) -> Path:
 
 
 def reader(folder: Path, **config: Any) -> ImageReader:
-    return ImageReader(read_image_settings(folder), EngineConfig(**config))
+    return open_reader(read_image_settings(folder), EngineConfig(**config))
 
 
 def pixels(width: int, height: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -17,6 +17,7 @@ import structlog
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
@@ -84,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def moody(folder: Path) -> Iterator[ImageReader]:
     """Two processes, each of which takes seconds to start."""
     config = EngineConfig(image_preprocess_limit=2, max_image_pixels=10_000)
-    with closing(ImageReader(read_image_settings(folder, trust_remote_code=True), config)) as reader:
+    with closing(open_reader(read_image_settings(folder, trust_remote_code=True), config)) as reader:
         yield reader
 
 
@@ -165,7 +166,7 @@ def test_the_limits_hold_in_the_processes_too(moody: ImageReader) -> None:
 @LONG
 def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
     before = processes()
-    reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
+    reader = open_reader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
     (started,) = processes() - before
     reader.close()
     assert processes() == before
@@ -177,7 +178,7 @@ def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
 @LONG
 def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
     before = processes()
-    reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
+    reader = open_reader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
     assert len(processes() - before) == 1
     del reader
     gc.collect()
@@ -196,7 +197,7 @@ def test_code_that_cannot_be_loaded_is_a_wrong_folder(code: str, said: str, fold
     before = processes()
     settings = read_image_settings(folder_with(code, tmp_path / "broken"), trust_remote_code=True)
     with pytest.raises(ConfigError) as caught:
-        ImageReader(settings, EngineConfig(image_preprocess_limit=1))
+        open_reader(settings, EngineConfig(image_preprocess_limit=1))
     assert said in str(caught.value)
     assert processes() == before
 

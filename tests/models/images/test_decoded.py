@@ -13,10 +13,10 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS, Decoded
-from staged_pool.runtime.models.images.fast_processor import begins_with_columns, read_fast
+from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
-from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.sizes import Size, begins_with_columns
 from tests.models.images.drawing import pixels
 
 WIDE = (911, 733)

@@ -14,7 +14,7 @@ from perf.image_memory import ALLOCATOR
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.allocator import is_glibc
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import TooLarge, UnusableMedia
@@ -33,7 +33,7 @@ def test_no_kind_of_image_takes_more_than_is_reserved_for_it() -> None:
 
 def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) -> None:
     budget = MemoryBudget(2**32)
-    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    reader = open_reader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
     given = Image(encode(drawing(400, 300)))
     done = threading.Event()
 
@@ -54,7 +54,7 @@ def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) ->
 @pytest.mark.parametrize("data", [encode(drawing(400, 300)), encode(drawing(400, 300))[:-60]])
 def test_an_image_gives_its_room_back_also_where_it_is_damaged(data: bytes, family_folder: Folder) -> None:
     budget = MemoryBudget(2**32)
-    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    reader = open_reader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
     with suppress(UnusableMedia):
         reader.read(Image(data))
     assert budget.decodes.held_bytes == 0
@@ -62,7 +62,7 @@ def test_an_image_gives_its_room_back_also_where_it_is_damaged(data: bytes, fami
 
 def test_an_image_that_needs_more_than_there_is_is_rejected(family_folder: Folder) -> None:
     budget = MemoryBudget(2**20)
-    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    reader = open_reader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
     with pytest.raises(
         TooLarge, match=r"2000 x 1000 pixels, and reading it takes \d+ MB of memory: this server has 0 MB"
     ):
@@ -70,7 +70,7 @@ def test_an_image_that_needs_more_than_there_is_is_rejected(family_folder: Folde
 
 
 def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) -> None:
-    reader = ImageReader(read_image_settings(family_folder("qwen2-vl")), EngineConfig())
+    reader = open_reader(read_image_settings(family_folder("qwen2-vl")), EngineConfig())
     lying, standing = (reader.memory(Image(encode(drawing(*size)))) for size in ((3000, 300), (300, 3000)))
     assert lying == standing
 

@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from staged_pool.runtime.models.images.scale import to_device
+from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge
 from tests.models.images.drawing import Folder, drawing, encode, image, reader

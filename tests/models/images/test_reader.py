@@ -23,9 +23,10 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decode import Encoded
+from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.images.scale import to_device
 from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.requests import Image
 from tests.models.images.drawing import ALONE, FAMILIES, Folder, drawing, encode, image, pixels, reader
 
@@ -229,7 +230,7 @@ def test_a_processor_that_gives_something_else_is_found_out_at_load(
     )
     from staged_pool.runtime.config import EngineConfig
 
-    assert "values differ" in str(ImageReader(settings, EngineConfig()).reason)
+    assert "values differ" in str(open_reader(settings, EngineConfig()).reason)
 
 
 def test_values_that_are_not_brought_to_a_scale_stay_as_they_are(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.limits import MAX_CHARACTERS
 from staged_pool.runtime.models.tokenizing.long_texts import CUT_PLACE, EXPRESSIONS, can_cut, encode_beginnings
-from staged_pool.runtime.models.tokenizing.shared_tokenizer import CALL_CHARACTERS, SharedTokenizer
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import CALL_CHARACTERS, copy_tokenizer
 from staged_pool.runtime.requests import Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from tests.models.conftest import TinyFolder
@@ -89,7 +89,7 @@ def assert_same_beginning(tokenizer: Tokenizer, text: str, wanted: int) -> None:
 
 @pytest.fixture(scope="module", params=["real", "bert-mean", "roberta-mean", "modernbert-cls", "qwen3-last"])
 def tokenizer(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> Tokenizer:
-    found = SharedTokenizer(load(request.param, tiny_folder)[0].backend).tokenizer
+    found = copy_tokenizer(load(request.param, tiny_folder)[0].backend).tokenizer
     assert can_cut(found)
     return found
 
@@ -214,7 +214,7 @@ def test_a_long_text_is_not_read_to_its_end(tokenizer: Tokenizer) -> None:
 
 
 def test_a_text_that_cannot_be_cut_and_is_too_long_is_not_tokenized(tokenizer: Tokenizer) -> None:
-    shared = SharedTokenizer(tokenizer)
+    shared = copy_tokenizer(tokenizer)
     with pytest.raises(InvalidInput, match=f"A text has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS} "):
         shared.encode(["," * (MAX_CHARACTERS + 1)], [64])
     with pytest.raises(InvalidInput, match="Please send its beginning"):
@@ -234,7 +234,7 @@ def test_a_long_text_that_is_not_to_be_cut_is_read_as_far_as_that_shows(tiny_fol
 
 
 def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = SharedTokenizer(tokenizer)
+    shared = copy_tokenizer(tokenizer)
     texts = [" ".join([word] * (CALL_CHARACTERS // 10)) for word in ("a", "few", "words", "many", "more")] + [
         "short",
         "",
@@ -255,7 +255,7 @@ def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeyp
 
 
 def test_one_long_text_is_tokenized_at_a_time_whatever_the_number_of_threads(tokenizer: Tokenizer) -> None:
-    shared = SharedTokenizer(tokenizer)
+    shared = copy_tokenizer(tokenizer)
     inside: list[str] = []
     together: list[int] = []
     two_short = threading.Barrier(2, timeout=30)

@@ -182,7 +182,7 @@ def test_a_pair_template_that_is_not_understood_rejects_pairs_only(
     assert read(ours, TextInput("a")).ids[0] == 2
     assert message in str(rejection(ours, PairInput(first="a", second="b")))
     with pytest.raises(ConfigError, match=message):
-        ours.require_pairs()
+        reader(source, needs_pairs=True)
 
 
 def test_the_longer_text_is_cut_first_and_no_more_than_needed() -> None:

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.limits import token_limit
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
@@ -194,7 +196,7 @@ def test_special_tokens_in_the_middle_are_not_imitated() -> None:
     source.pre_tokenizer = pre_tokenizers.Whitespace()
     source.post_processor = processors.TemplateProcessing(single="$A [S] $A", special_tokens=[("[S]", 1)])
     with pytest.raises(ConfigError, match="the same special tokens before and after every text"):
-        TextTokenizer(source, max_tokens=12, vocabulary=3)
+        TextTokenizer(SharedTokenizer(source), TextSettings(max_tokens=12, vocabulary=3))
 
 
 def test_special_tokens_must_leave_room_for_a_text(tiny_folder: TinyFolder) -> None:

@@ -492,15 +492,14 @@ def test_an_input_that_is_too_long_is_rejected(load: Load) -> None:
 def test_no_more_images_are_prepared_than_the_model_could_take(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may become millions of bytes."""
     model = load("qwen2-vl")
-    tower = model.towers["image"]
-    assert isinstance(tower, VisionLanguageTower)
-    read_one, prepared = tower.reader._images.read, []
+    assert model.images is not None
+    read_one, prepared = model.images.read, []
 
     def spy(image: Image, scope: object = None) -> Any:
         prepared.append(image)
         return read_one(image, scope)
 
-    monkeypatch.setattr(tower.reader._images, "read", spy)
+    monkeypatch.setattr(model.images, "read", spy)
     error = rejection(model, said([("user", [SQUARE] * 100)]))
     assert "the first 9 of the 100 images in your input take 324 tokens" in str(error)
     assert error.param == "messages"

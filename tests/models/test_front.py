@@ -1,0 +1,216 @@
+"""The front of a model prepares inputs as the loaded model does, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.find import find_model
+from staged_pool.runtime.models.front import ModelFront, load_front_model
+from staged_pool.runtime.models.preparation import Preparation
+from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, PairInput, TextInput
+from staged_pool.stages.errors import StagedPoolError
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.encoded_images import encode
+from tests.models.reading import STRANGE
+from tests.models.tiny import EVERY
+
+LONG = "A function call with many arguments, and one more of them. " * 60
+TEXTS = ["A man is eating food.", LONG, "Query: x", *STRANGE, "\ud800"]
+FILES = [encode(100, 80), encode(70, 150, "PNG", 1), encode(333, 240, "WEBP", 2)]
+IMAGES = [
+    *map(Image, FILES),
+    Image(FILES[0][:200]),
+    Image(b"no image"),
+    Image(FILES[1], {"rgba_background_color": [1, 2, 3]}),
+    Image(FILES[1], {"max_pixels": 10**9}),
+    Image(FILES[2], {"unknown": 1}),
+]
+CHATS = [
+    Chat(({"role": "user", "content": "Is it raining?"},)),
+    Chat(({"role": "system", "content": "Be short."}, {"role": "user", "content": ("two", "parts")})),
+    Chat(({"role": "user", "content": "x"},), template_arguments={"messages": 1}),
+    Chat(()),
+]
+SEEN = [
+    Chat(({"role": "user", "content": (IMAGES[0],)},)),
+    Chat(({"role": "user", "content": ("What is", IMAGES[0], "beside", IMAGES[1], "?")},)),
+    Chat(({"role": "user", "content": (IMAGES[3], "damaged")},)),
+    Chat(({"role": "user", "content": (IMAGES[2],) * 100},)),
+]
+
+
+def inputs_of(card: ModelCard) -> list[ModelInput]:
+    """Inputs of all lanes of a model, some of which it rejects."""
+    outputs = frozenset(card.outputs[:1])
+    texts = [
+        *(TextInput(text, limit) for text in TEXTS for limit in (None, MODEL_MAX, 5)),
+        TextInput(LONG, 7, truncate_side="left"),
+        TextInput("alone", add_special_tokens=False),
+        TextInput((1, 2, 3)),
+        TextInput((10**9,)),
+        *map(TextInput, CHATS),
+    ]
+    pairs = [
+        PairInput(first="a query", second=second, max_tokens=limit, instruction=instruction)
+        for second in ("a document", LONG)
+        for limit in (None, MODEL_MAX)
+        for instruction in (None, "Find it")
+    ]
+    given = [ModelInput(source, outputs) for source in texts]
+    given += [ModelInput(source, outputs) for source in pairs]
+    given += [ModelInput(source, outputs, may_split=True) for source in texts]
+    given += [ModelInput(TextInput("short"), outputs, "a prompt: ", role) for role in ("query", "document", None)]
+    if "image" in card.lanes:
+        given += [ModelInput(image, outputs) for image in IMAGES]
+        given += [ModelInput(TextInput(chat, add_special_tokens=False), outputs) for chat in SEEN]
+    return [each for each in given if each.lane in card.lanes]
+
+
+def plain(value: object) -> object:
+    """A value whose parts compare by `==`, arrays and errors among them."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, StagedPoolError):
+        return type(value), str(value), getattr(value, "param", None)
+    if is_dataclass(value):
+        return type(value), [plain(getattr(value, field.name)) for field in fields(value)]
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """The result of a call, or its error."""
+    try:
+        return plain(call())
+    except StagedPoolError as error:
+        return plain(error)
+
+
+def front_of(model: Encoder, folder: Path, **settings: Any) -> ModelFront:
+    """The front of a loaded model, from values that have been sent to another process."""
+    config = EngineConfig(model=str(folder), dtype="float32", **settings)
+    sent = msgspec.msgpack.encode((model.card, model.preparation))
+    card, preparation = msgspec.msgpack.decode(sent, type=tuple[ModelCard, Preparation])
+    return load_front_model(config, find_model(config), card, preparation, MemoryBudget(2**30))
+
+
+def check_preparation(model: Encoder, front: ModelFront) -> None:
+    """Both give the same results and errors for inputs of all lanes."""
+    given = inputs_of(model.card)
+    found = [outcome(partial(front.preprocess, [each])) for each in given]
+    assert found == [outcome(partial(model.preprocess, [each])) for each in given]
+    rejected = [isinstance(result, StagedPoolError) for each in given for result in front.preprocess([each])]
+    assert any(rejected)
+    assert not all(rejected)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_front_prepares_what_the_loaded_model_prepares(
+    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
+) -> None:
+    model = load_tiny(kind)
+    front = front_of(model, tiny_folder(kind))
+    assert front.card == model.card
+    assert front.devices == ()
+    assert front.preparation == model.preparation
+    assert [front.pads(lane) for lane in ("text", "image")] == [model.pads(lane) for lane in ("text", "image")]
+    check_preparation(model, front)
+
+
+@pytest.mark.parametrize("kind", ["siglip", "dinov2", "qwen2-vl"])
+def test_a_front_takes_the_exact_path_where_the_loaded_model_does(
+    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
+) -> None:
+    model = load_tiny(kind, image_path="exact")
+    front = front_of(model, tiny_folder(kind), image_path="exact")
+    assert front.images is not None
+    assert front.images.path == "exact"
+    check_preparation(model, front)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_front_converts_tokens_as_the_loaded_model_does(
+    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
+) -> None:
+    model = load_tiny(kind)
+    front = front_of(model, tiny_folder(kind))
+
+    sources: list[str | Chat] = [*TEXTS, *CHATS, *SEEN]
+
+    def conversions(of: ModelFront) -> list[object]:
+        return [
+            *(
+                outcome(partial(of.tokenize, source, add_special_tokens=special))
+                for source in sources
+                for special in (True, False)
+            ),
+            *(
+                outcome(partial(of.detokenize, ids, skip_special_tokens=special))
+                for ids in ((), (1, 2, 3, 4, 5), (10**9,))
+                for special in (True, False)
+            ),
+        ]
+
+    assert conversions(front) == conversions(model)
+
+
+PROCESS = """
+import json, resource, sys, time
+from pathlib import Path
+started = time.perf_counter()
+import msgspec
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.models.find import find_model
+from staged_pool.runtime.models.front import load_front_model
+from staged_pool.runtime.models.preparation import Preparation
+from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
+imported = time.perf_counter()
+folder, sent, image = sys.argv[1:]
+card, preparation = msgspec.msgpack.decode(Path(sent).read_bytes(), type=tuple[ModelCard, Preparation])
+config = EngineConfig(model=folder)
+front = load_front_model(config, find_model(config), card, preparation)
+loaded = time.perf_counter()
+chat = Chat(({"role": "user", "content": "x"},))
+for source in (TextInput("a text"), TextInput(chat), PairInput(first="a query", second="a document")):
+    front.preprocess([ModelInput(source, frozenset(card.outputs))])
+front.detokenize(front.tokenize("a text", add_special_tokens=True).ids, skip_special_tokens=True)
+found = {
+    "torch": "torch" in sys.modules,
+    "import_s": imported - started,
+    "load_s": loaded - imported,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+}
+if "image" in card.lanes:
+    front.preprocess([ModelInput(Image(Path(image).read_bytes()), frozenset(card.outputs))])
+    found["torch_for_images"] = "torch" in sys.modules
+front.close()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("kind", ["bert-mean", "ce-bert-1label", "clip-st", "colbert-st", "qwen3-last", "qwen2-vl"])
+def test_a_process_prepares_texts_without_torch(
+    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    model = load_tiny(kind)
+    (tmp_path / "sent").write_bytes(msgspec.msgpack.encode((model.card, model.preparation)))
+    (tmp_path / "image").write_bytes(FILES[0])
+    command = [sys.executable, "-c", PROCESS, str(tiny_folder(kind)), str(tmp_path / "sent"), str(tmp_path / "image")]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert found["torch"] is False
+    assert found.get("torch_for_images") is (True if "image" in model.card.lanes else None)  # torch resizes them
