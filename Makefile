@@ -19,9 +19,10 @@ RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
+RAY := $(VENV)/.ray
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long check clients lowest sim hostile properties fuzz perf format clean
+.PHONY: help install serve test long check clients ray lowest sim hostile properties fuzz perf format clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -48,6 +49,10 @@ check: $(DEV) ## check formatting, lint and types
 clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server on each event loop
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
+
+ray: $(RAY) ## test the application for Ray Serve on a cluster in this machine, with each of Serve's proxies
+	$(VENV)/ray/bin/python -m pytest tests/ray $(PYTEST_ARGS)
+	RAY_SERVE_ENABLE_HA_PROXY=1 $(VENV)/ray/bin/python -m pytest tests/ray $(PYTEST_ARGS)
 
 # The tests' own tools are of any version; nothing of this is in CI.
 lowest: ## test the oldest versions that pyproject.toml allows, in .venv-lowest (gigabytes)
@@ -116,4 +121,13 @@ $(LITELLM): constraints-litellm.txt | $(DEV)
 	$(VENV)/litellm/bin/pip --disable-pip-version-check --quiet install -c constraints-litellm.txt litellm
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(VENV)/borrowed.pth
 	mv $(VENV)/borrowed.pth "$$($(VENV)/litellm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
+# Ray takes half a gigabyte, and the rest of the tests need none of it.
+$(RAY): pyproject.toml | $(DEV)
+	rm -rf $(VENV)/ray
+	$(PYTHON) -m venv $(VENV)/ray
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(VENV)/borrowed.pth
+	mv $(VENV)/borrowed.pth "$$($(VENV)/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	$(VENV)/ray/bin/pip --disable-pip-version-check --quiet install -c constraints.txt 'ray[serve]>=2.60,<2.61'
 	touch $@

@@ -65,9 +65,23 @@ def read_config_file(path: Path) -> ConfigFile:
         raise ConfigError(f"config={str(path)!r}: cannot be read (it is not UTF-8)") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    return checked_settings(found, path, text)
+
+
+def checked_settings(found: Mapping[str, Any], path: Path, text: str = "") -> ConfigFile:
+    """Check each key, type and range of settings that have the form of the file.
+
+    Args:
+        found: Values by key, and the tables of models.
+        path: File of the settings, or another name for them in errors.
+        text: Text of the file, for the lines in errors.
+
+    Raises:
+        ConfigError: Something is wrong; names file, line, key and the right form.
+    """
     reader = _Reader(path, text)
-    tables = found.pop(MODELS_KEY, [])
-    top = reader.table(found, None)
+    tables = found.get(MODELS_KEY, [])
+    top = reader.table({key: value for key, value in found.items() if key != MODELS_KEY}, None)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(
             f"{reader.place(MODELS_KEY, None)}: {MODELS_KEY} must be tables, each begun by [[{MODELS_KEY}]]"

@@ -135,6 +135,15 @@ def given_settings(ctx: click.Context) -> Given:
     return Given(values=values, sources=sources)
 
 
+def given_in(file: ConfigFile) -> Given:
+    """Return the settings that the top of a file gives, without flags and variables."""
+    values = {
+        name: Path(value) if (row := setting_named(name)) is not None and row.kind == "path" else value
+        for name, value in file.top.values.items()
+    }
+    return Given(values=values, sources={name: Source("file", place) for name, place in file.top.places.items()})
+
+
 def build_server(given: Given) -> ServerConfig:
     """Make the configuration of the server; API keys come from flags and from their file.
 

@@ -11,6 +11,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 FLOORS: Final = (
     "api/python",
+    "api/ray",
     "api/commands",
     "api/http",
     "api/http/http2",
@@ -57,7 +58,12 @@ FLOORS: Final = (
 )
 """Folders from top to bottom: a module imports from its own folder and from those below it."""
 
-INSTALLED: Final = {"staged_pool": "api/python", "staged_pool.client": "api/client", "staged_pool.pool": "api/pool"}
+INSTALLED: Final = {
+    "staged_pool": "api/python",
+    "staged_pool.client": "api/client",
+    "staged_pool.pool": "api/pool",
+    "staged_pool.ray": "api/ray",
+}
 """Packages that are not installed under the path of their folder."""
 
 
