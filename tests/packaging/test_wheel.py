@@ -16,6 +16,7 @@ PLACES = {
     "api/python": "staged_pool",
     "api/client": "staged_pool/client",
     "api/pool": "staged_pool/pool",
+    "api/ray": "staged_pool/ray",
 }
 """Places of folders in the wheel: the longest path that holds a module counts."""
 
