@@ -257,7 +257,7 @@ Preprocessed: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | In
 
 
 class Preparer(Protocol):
-    """The part of a model that prepares inputs, without weights. Any number of threads may call a method at once."""
+    """The part of a model that prepares its inputs, without weights. Any number of threads may call it at once."""
 
     @property
     def card(self) -> ModelCard: ...

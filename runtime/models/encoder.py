@@ -20,7 +20,7 @@ from staged_pool.runtime.model import (
     Values,
 )
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
-from staged_pool.runtime.models.front import ModelFront
+from staged_pool.runtime.models.input_preparer import InputPreparer
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.statistics import ReplicaStatistics
@@ -32,7 +32,7 @@ _WARM_UP_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Encoder(ModelFront):
+class Encoder(InputPreparer):
     """Loaded model, the `runtime.model.LoadedModel` of torch.
 
     Thread-safe. At most `card.forward_calls` threads may call `forward` at the same time.

@@ -61,6 +61,8 @@ class TextPreparation:
 class ImagePreparation:
     """`ImageSettings` of a model, and the form of its inputs with images."""
 
+    folder: str
+    """Folder of the image processor, which only the exact path and custom code read again."""
     processor: str
     resize: tuple[str, tuple[int, ...]] | None
     """Class of the rule of resizing, and its numbers."""
@@ -83,6 +85,7 @@ class ImagePreparation:
         """Describe the reader of a model's images, and that of its inputs with images."""
         given = images.settings
         return cls(
+            folder=str(given.folder),
             processor=given.processor,
             resize=None if given.resize is None else (type(given.resize).__name__, astuple(given.resize)),
             resample=given.resample,
@@ -97,14 +100,10 @@ class ImagePreparation:
             embedded=(inputs.spec, inputs.layout) if isinstance(inputs, MultimodalReader) else None,
         )
 
-    def settings(self, folder: Path) -> ImageSettings:
-        """Return the settings that this describes.
-
-        Args:
-            folder: Folder of the image processor, which the exact path and custom code read again.
-        """
+    def settings(self) -> ImageSettings:
+        """Return the settings that this describes."""
         return ImageSettings(
-            folder=folder,
+            folder=Path(self.folder),
             processor=self.processor,
             resize=None if self.resize is None else _RULES[self.resize[0]](*self.resize[1]),
             resample=self.resample,

@@ -17,10 +17,14 @@ import structlog
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelInput, PreparedImage
 from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
-from staged_pool.runtime.requests import Image
+from staged_pool.runtime.models.input_preparer import load_preparer
+from staged_pool.runtime.models.preparation import ImagePreparation, Preparation
+from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
+from staged_pool.runtime.requests import DENSE_ONLY, Image
 from staged_pool.stages.errors import (
     ConfigError,
     EngineStopped,
@@ -29,7 +33,9 @@ from staged_pool.stages.errors import (
     UnsupportedMedia,
     UnusableMedia,
 )
+from staged_pool.stages.work import Prepared
 from tests.models.images.drawing import drawing, encode, image, pixels, save_settings
+from tests.support.cards import BOTH_LANES
 
 LONG = pytest.mark.long
 """Marks tests that start processes of their own, each of which imports transformers."""
@@ -109,6 +115,19 @@ def test_the_folder_s_code_makes_the_pixels(moody: ImageReader) -> None:
     assert moody.reason == "it is code of the model folder"
     prepared = moody.read(Image(encode(drawing(6, 6))))
     assert np.array_equal(prepared.values, pixels(6, 6).transpose(2, 0, 1) + np.float32(0.5))
+
+
+def test_the_folder_s_code_makes_the_pixels_of_a_preparer_too(moody: ImageReader) -> None:
+    described = ImagePreparation.of(moody, LoneImageReader(moody, ImageTokens(patch=(2, 2))))
+    preparation = Preparation(padded=(), text=None, image=described)
+    with closing(load_preparer(EngineConfig(image_preprocess_limit=1), BOTH_LANES, preparation)) as preparer:
+        (prepared,) = preparer.preprocess([ModelInput(dot(77), DENSE_ONLY)])
+        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared.payload, PreparedImage)
+        assert prepared.tokens == 9
+        assert np.array_equal(prepared.payload.pixels.values, moody.read(dot(77)).values)
+        before = processes()
+    assert len(before - processes()) == 1
 
 
 def test_a_process_that_dies_fails_its_image_and_is_replaced(

@@ -1,23 +1,22 @@
-"""The front of a model: its card and the preparation of its inputs, without weights.
+"""The part of a model that prepares its inputs, without weights.
 
-An engine whose weights are in another process prepares its inputs with a front. Two things import torch nevertheless:
-the fast path of images, with the first image, since torch resizes them; and the exact path, when the front is loaded,
-since transformers imports torch with any image processor.
+A front, whose engine process has the weights, loads this part alone. Texts need no torch. Images import it: on the fast
+path the first image does, since torch resizes them. On the exact path `load_preparer` does, since transformers imports
+torch with every image processor. Custom code of a folder imports it in processes of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preprocessed
-from staged_pool.runtime.models.find import FoundModel
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import load_processor
+from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.models.preparation import ImagePreparation, Preparation, TextPreparation
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.lone_images import LoneImageReader
@@ -29,7 +28,7 @@ from staged_pool.stages.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModelFront:
+class InputPreparer:
     """A `runtime.model.Preparer`. Thread-safe."""
 
     card: ModelCard
@@ -82,7 +81,7 @@ class ModelFront:
 
     @property
     def preparation(self) -> Preparation:
-        """The preparation of inputs as plain values, for `load_front_model`.
+        """The preparation of inputs as plain values, for `load_preparer`.
 
         Writing a large tokenizer takes up to a second.
         """
@@ -99,41 +98,35 @@ class ModelFront:
         return self.tokenizer
 
 
-def load_front_model(
-    config: EngineConfig,
-    found: FoundModel,
-    card: ModelCard,
-    preparation: Preparation,
-    memory: MemoryBudget | None = None,
-) -> ModelFront:
-    """Load the front of a model whose weights are loaded elsewhere.
+def load_preparer(
+    config: EngineConfig, card: ModelCard, preparation: Preparation, memory: MemoryBudget | None = None
+) -> InputPreparer:
+    """Load the preparer of a model whose weights another process has loaded.
 
     Args:
-        config: The settings that the weights were loaded with.
-        found: The folder of the model. Only an image processor of the exact path or of custom code is read again.
+        config: Settings of images: their limits, cache, draft and threads.
         card: Card of the loaded model.
         preparation: `preparation` of the loaded model.
         memory: Memory budget of image decodes. None: they are not limited.
 
     Raises:
-        ConfigError: The folder's image processor can no longer be loaded.
+        ConfigError: An image processor of the exact path, or one of custom code, can no longer be loaded.
     """
     text, image = preparation.text, preparation.image
     tokenizer = None if text is None else text.build()
-    reader = None if image is None else _image_reader(image, found.folder.body, config, memory)
+    reader = None if image is None else _image_reader(image, config, memory)
     inputs: LoneImageReader | MultimodalReader | None = None
     if image is not None and reader is not None:
         if image.lone is not None:
             inputs = LoneImageReader(reader, image.lone)
         elif image.embedded is not None and tokenizer is not None:
             inputs = MultimodalReader(tokenizer, *image.embedded, reader)
-    return ModelFront(card=card, padded=preparation.padded, tokenizer=tokenizer, images=reader, image_inputs=inputs)
+    return InputPreparer(card=card, padded=preparation.padded, tokenizer=tokenizer, images=reader, image_inputs=inputs)
 
 
-def _image_reader(
-    image: ImagePreparation, folder: Path, config: EngineConfig, memory: MemoryBudget | None
-) -> ImageReader:
-    processor = None
+def _image_reader(image: ImagePreparation, config: EngineConfig, memory: MemoryBudget | None) -> ImageReader:
+    settings, processor = image.settings(), None
     if image.reason is not None and not image.custom_code:
-        processor = load_processor(folder, trust_remote_code=False)
-    return ImageReader(image.settings(folder), config, memory, reason=image.reason, processor=processor)
+        leave_out_broken_torchvision()
+        processor = load_processor(settings.folder, trust_remote_code=False)
+    return ImageReader(settings, config, memory, reason=image.reason, processor=processor)

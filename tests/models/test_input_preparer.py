@@ -1,4 +1,4 @@
-"""The front of a model prepares inputs as the loaded model does, without torch."""
+"""A preparer prepares inputs as the loaded model does, without weights and without torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import ModelCard, ModelInput
 from staged_pool.runtime.models.encoder import Encoder
-from staged_pool.runtime.models.find import find_model
-from staged_pool.runtime.models.front import ModelFront, load_front_model
+from staged_pool.runtime.models.input_preparer import InputPreparer, load_preparer
 from staged_pool.runtime.models.preparation import Preparation
-from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, PairInput, TextInput
+from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import StagedPoolError
-from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.conftest import LoadTiny
 from tests.models.encoded_images import encode
 from tests.models.reading import STRANGE
 from tests.models.tiny import EVERY
@@ -100,58 +99,51 @@ def outcome(call: Callable[[], object]) -> object:
         return plain(error)
 
 
-def front_of(model: Encoder, folder: Path, **settings: Any) -> ModelFront:
-    """The front of a loaded model, from values that have been sent to another process."""
-    config = EngineConfig(model=str(folder), dtype="float32", **settings)
+def preparer_of(model: Encoder, **settings: Any) -> InputPreparer:
+    """A preparer of a loaded model, from values that have been sent to another process."""
     sent = msgspec.msgpack.encode((model.card, model.preparation))
     card, preparation = msgspec.msgpack.decode(sent, type=tuple[ModelCard, Preparation])
-    return load_front_model(config, find_model(config), card, preparation, MemoryBudget(2**30))
+    return load_preparer(EngineConfig(**settings), card, preparation, MemoryBudget(2**30))
 
 
-def check_preparation(model: Encoder, front: ModelFront) -> None:
+def check_preparation(model: Encoder, preparer: InputPreparer) -> None:
     """Both give the same results and errors for inputs of all lanes."""
     given = inputs_of(model.card)
-    found = [outcome(partial(front.preprocess, [each])) for each in given]
+    found = [outcome(partial(preparer.preprocess, [each])) for each in given]
     assert found == [outcome(partial(model.preprocess, [each])) for each in given]
-    rejected = [isinstance(result, StagedPoolError) for each in given for result in front.preprocess([each])]
+    rejected = [isinstance(result, StagedPoolError) for each in given for result in preparer.preprocess([each])]
     assert any(rejected)
     assert not all(rejected)
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_front_prepares_what_the_loaded_model_prepares(
-    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
-) -> None:
+def test_a_preparer_prepares_what_the_loaded_model_prepares(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    front = front_of(model, tiny_folder(kind))
-    assert front.card == model.card
-    assert front.devices == ()
-    assert front.preparation == model.preparation
-    assert [front.pads(lane) for lane in ("text", "image")] == [model.pads(lane) for lane in ("text", "image")]
-    check_preparation(model, front)
+    preparer = preparer_of(model)
+    assert preparer.card == model.card
+    assert preparer.devices == ()
+    assert preparer.preparation == model.preparation
+    assert [preparer.pads(lane) for lane in ("text", "image")] == [model.pads(lane) for lane in ("text", "image")]
+    check_preparation(model, preparer)
 
 
 @pytest.mark.parametrize("kind", ["siglip", "dinov2", "qwen2-vl"])
-def test_a_front_takes_the_exact_path_where_the_loaded_model_does(
-    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
-) -> None:
+def test_a_preparer_takes_the_exact_path_where_the_loaded_model_does(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind, image_path="exact")
-    front = front_of(model, tiny_folder(kind), image_path="exact")
-    assert front.images is not None
-    assert front.images.path == "exact"
-    check_preparation(model, front)
+    preparer = preparer_of(model, image_path="exact")
+    assert preparer.images is not None
+    assert preparer.images.path == "exact"
+    check_preparation(model, preparer)
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_front_converts_tokens_as_the_loaded_model_does(
-    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder
-) -> None:
+def test_a_preparer_converts_tokens_as_the_loaded_model_does(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    front = front_of(model, tiny_folder(kind))
+    preparer = preparer_of(model)
 
     sources: list[str | Chat] = [*TEXTS, *CHATS, *SEEN]
 
-    def conversions(of: ModelFront) -> list[object]:
+    def conversions(of: InputPreparer) -> list[object]:
         return [
             *(
                 outcome(partial(of.tokenize, source, add_special_tokens=special))
@@ -165,7 +157,21 @@ def test_a_front_converts_tokens_as_the_loaded_model_does(
             ),
         ]
 
-    assert conversions(front) == conversions(model)
+    assert conversions(preparer) == conversions(model)
+
+
+def test_a_preparer_has_a_cache_of_images_of_its_own(load_tiny: LoadTiny) -> None:
+    model = load_tiny("clip-st")
+    preparer = preparer_of(model, image_cache_mb=1)
+    given = [ModelInput(IMAGES[0], DENSE_ONLY)]
+    preparer.preprocess(given)
+    preparer.preprocess(given)
+    assert preparer.image_cache is not None
+    assert (preparer.image_cache.hits, preparer.image_cache.misses, preparer.image_cache.entries) == (1, 1, 1)
+    preparer.clear_image_cache()
+    assert preparer.image_cache.entries == 0
+    assert preparer_of(model, image_cache_mb=0).image_cache is None
+    assert preparer_of(load_tiny("bert-mean")).image_cache is None
 
 
 PROCESS = """
@@ -175,20 +181,18 @@ started = time.perf_counter()
 import msgspec
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, ModelInput
-from staged_pool.runtime.models.find import find_model
-from staged_pool.runtime.models.front import load_front_model
+from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 imported = time.perf_counter()
-folder, sent, image = sys.argv[1:]
+sent, image = sys.argv[1:]
 card, preparation = msgspec.msgpack.decode(Path(sent).read_bytes(), type=tuple[ModelCard, Preparation])
-config = EngineConfig(model=folder)
-front = load_front_model(config, find_model(config), card, preparation)
+preparer = load_preparer(EngineConfig(), card, preparation)
 loaded = time.perf_counter()
 chat = Chat(({"role": "user", "content": "x"},))
 for source in (TextInput("a text"), TextInput(chat), PairInput(first="a query", second="a document")):
-    front.preprocess([ModelInput(source, frozenset(card.outputs))])
-front.detokenize(front.tokenize("a text", add_special_tokens=True).ids, skip_special_tokens=True)
+    preparer.preprocess([ModelInput(source, frozenset(card.outputs))])
+preparer.detokenize(preparer.tokenize("a text", add_special_tokens=True).ids, skip_special_tokens=True)
 found = {
     "torch": "torch" in sys.modules,
     "import_s": imported - started,
@@ -196,21 +200,19 @@ found = {
     "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
 }
 if "image" in card.lanes:
-    front.preprocess([ModelInput(Image(Path(image).read_bytes()), frozenset(card.outputs))])
+    preparer.preprocess([ModelInput(Image(Path(image).read_bytes()), frozenset(card.outputs))])
     found["torch_for_images"] = "torch" in sys.modules
-front.close()
+preparer.close()
 print(json.dumps(found))
 """
 
 
 @pytest.mark.parametrize("kind", ["bert-mean", "ce-bert-1label", "clip-st", "colbert-st", "qwen3-last", "qwen2-vl"])
-def test_a_process_prepares_texts_without_torch(
-    kind: str, load_tiny: LoadTiny, tiny_folder: TinyFolder, tmp_path: Path
-) -> None:
+def test_a_process_prepares_texts_without_torch(kind: str, load_tiny: LoadTiny, tmp_path: Path) -> None:
     model = load_tiny(kind)
     (tmp_path / "sent").write_bytes(msgspec.msgpack.encode((model.card, model.preparation)))
     (tmp_path / "image").write_bytes(FILES[0])
-    command = [sys.executable, "-c", PROCESS, str(tiny_folder(kind)), str(tmp_path / "sent"), str(tmp_path / "image")]
+    command = [sys.executable, "-c", PROCESS, str(tmp_path / "sent"), str(tmp_path / "image")]
     found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert found["torch"] is False
     assert found.get("torch_for_images") is (True if "image" in model.card.lanes else None)  # torch resizes them
