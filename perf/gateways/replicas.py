@@ -21,8 +21,8 @@ PORTS: Final = range(20_000, 30_000)
 
 So a restarted replica finds its port free, and a check of a dead one never connects to itself.
 """
-START_S: Final = 120.0
-END_S: Final = 60.0
+START_S: Final = 600.0
+END_S: Final = 300.0
 POLL_S: Final = 0.05
 
 FLAGS: Final = (

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
-from staged_pool.stages.scheduling.tuning import RECENT_S
+RECENT_S: Final = 3.0
+"""Memory of the means that a router reads, in seconds: what was this long ago weighs 1/e.
+
+A choice: several times the interval at which gateways read, and short enough to show a burst.
+"""
 
 
 class RecentMean:

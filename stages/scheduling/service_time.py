@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from staged_pool.stages.scheduling.batch_budget import Budget
-from staged_pool.stages.scheduling.tuning import (
-    LEAST_STALL_S,
-    LEAST_VARIATION,
-    SERVICE_SHAPE_BATCHES,
-    SERVICE_TIME_BATCHES,
-    STALL_FACTOR,
-    STALL_LEARNED_BATCHES,
-)
+from staged_pool.stages.scheduling.tuning import LEAST_VARIATION, SERVICE_SHAPE_BATCHES, SERVICE_TIME_BATCHES
+
+STALL_FACTOR: Final = 10.0
+"""Predicted times after which a forward counts as stalled.
+
+A choice. Texts of 32,768 tokens take up to 6 times as long as short texts of as many tokens, because attention is
+quadratic; a busy machine takes the rest.
+"""
+
+LEAST_STALL_S: Final = 1.0
+"""Least seconds of a stalled forward. A process may lose its core, or be suspended, for some tenths of a second."""
+
+STALL_LEARNED_BATCHES: Final = 8
+"""Batches before a forward may count as stalled. The first ones compile kernels and reserve memory."""
 
 
 class DeviceShare:

@@ -71,24 +71,5 @@ This is a dynamic threshold (Choudhury and Hahne, 1998). A tenant that is alone 
 LEARNING_WEIGHT: Final = 0.05
 """Weight of the newest observation in a running mean: about the last 20 count."""
 
-RECENT_S: Final = 3.0
-"""Memory of the means that a router reads, in seconds: what was this long ago weighs 1/e.
-
-A choice: several times the interval at which gateways read, and short enough to show a burst.
-"""
-
-STALL_FACTOR: Final = 10.0
-"""Predicted times after which a forward counts as stalled.
-
-A choice. Texts of 32,768 tokens take up to 6 times as long as short texts of as many tokens, because attention is
-quadratic; a busy machine takes the rest.
-"""
-
-LEAST_STALL_S: Final = 1.0
-"""Least seconds of a stalled forward. A process may lose its core, or be suspended, for some tenths of a second."""
-
-STALL_LEARNED_BATCHES: Final = 8
-"""Batches before a forward may count as stalled. The first ones compile kernels and reserve memory."""
-
 RARE: Final = 0.1
 """Least part of bodies of one size that use a lane, to expect it."""

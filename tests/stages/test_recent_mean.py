@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from staged_pool.stages.scheduling.recent_mean import RecentMean
-from staged_pool.stages.scheduling.tuning import RECENT_S
+from staged_pool.stages.scheduling.recent_mean import RECENT_S, RecentMean
 
 
 def test_it_comes_to_a_level_that_lasts() -> None:

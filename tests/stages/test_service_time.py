@@ -10,8 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from staged_pool.stages.scheduling.service_time import DeviceShare, ServiceTimeModel
-from staged_pool.stages.scheduling.tuning import LEAST_STALL_S, STALL_FACTOR, STALL_LEARNED_BATCHES
+from staged_pool.stages.scheduling.service_time import (
+    LEAST_STALL_S,
+    STALL_FACTOR,
+    STALL_LEARNED_BATCHES,
+    DeviceShare,
+    ServiceTimeModel,
+)
 
 
 def test_it_predicts_nothing_before_it_has_seen_something() -> None:

@@ -12,7 +12,8 @@ import pytest
 from blockbuster import BlockBuster
 from prometheus_client.parser import text_string_to_metric_families
 
-from staged_pool.stages.scheduling.tuning import LEAST_STALL_S, RECENT_S, STALL_LEARNED_BATCHES
+from staged_pool.stages.scheduling.recent_mean import RECENT_S
+from staged_pool.stages.scheduling.service_time import LEAST_STALL_S, STALL_LEARNED_BATCHES
 from staged_pool.stages.stage import StageOptions
 from tests.servers.in_memory import serving_in_memory
 from tests.support.cards import BOTH_LANES
