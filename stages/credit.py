@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from staged_pool.stages.channel import Contents, Sender, SendStream
+from staged_pool.stages.wire import WireError
 
 T = TypeVar("T")
 
@@ -20,7 +21,8 @@ class CreditChannel(Generic[T]):
     Args:
         name: Name of the receiving stage.
         capacity: Most messages that have left no receiving end yet.
-        post: Sends a message to the peer, without waiting.
+        post: Sends a message to the peer, without waiting. Raises `anyio.BrokenResourceError` if the peer is gone; no
+            credit is taken then.
     """
 
     def __init__(self, name: str, capacity: int, post: Callable[[T], object]) -> None:
@@ -33,8 +35,14 @@ class CreditChannel(Generic[T]):
         return self._contents.waiting
 
     def give_back(self, credits: int) -> None:
-        """Take credits from the peer."""
-        for _ in range(min(credits, self._contents.messages)):
+        """Take credits from the peer.
+
+        Raises:
+            WireError: The peer returns more of them than it has.
+        """
+        if credits > (out := self._contents.messages):
+            raise WireError(f"the peer returns {credits} credits of the {self._contents.name} stage, and has {out}")
+        for _ in range(credits):
             self._contents.left(1)
 
     def reset(self) -> None:

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import anyio
 
+from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.wire import Bytes, Frame, FrameReader, WireError, frame
 
@@ -64,13 +65,17 @@ class Link:
 
         Returns:
             The reason of the end.
+
+        Raises:
+            Exception: The one that `handle` has raised, if it is no `WireError`.
         """
         reason = "it was closed"
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write, tasks.cancel_scope)
-                reason = await self._read()
-                tasks.cancel_scope.cancel()
+            with single_errors():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write, tasks.cancel_scope)
+                    reason = await self._read()
+                    tasks.cancel_scope.cancel()
         finally:
             self.is_open = False
             self._unsent.clear()

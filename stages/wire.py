@@ -67,7 +67,10 @@ class FrameReader:
         while (found := _frame_at(source, start)) is not None:
             whole, start = found
             yield whole
-        self._held = bytearray(memoryview(source)[start:])
+        if source is self._held:
+            del self._held[:start]  # a large frame comes in hundreds of pieces: it is not copied for each
+        else:
+            self._held += memoryview(data)[start:]
 
     @property
     def held_bytes(self) -> int:

@@ -55,7 +55,7 @@ class FrontDesk:
 
     def tell_states(self) -> None:
         """Send the state of each model to all fronts."""
-        for front in self._fronts:
+        for front in self._greeted():
             front.tell_states()
 
     def give(self, number: int, rows: Sequence[tuple[FrontTicket, Item[Row]]]) -> None:
@@ -70,8 +70,12 @@ class FrontDesk:
         """Empty the caches of a model, here and in all fronts."""
         if message.results:
             self.engines[message.model].clear_result_cache()
-        for front in self._fronts:
+        for front in self._greeted():
             front.port.post(message)
+
+    def _greeted(self) -> list[_Front]:
+        """Return the fronts that take messages: the first one for each is its welcome."""
+        return [front for front in self._fronts if front.is_greeted]
 
 
 class _Front:
@@ -86,18 +90,8 @@ class _Front:
         """Requests that wait for room."""
         self._inboxes: dict[_Key, Channel[Any]] = {}
         self._tasks: TaskGroup
-        self.port = Port(
-            stream,
-            rings,
-            {
-                messages.Hello: self._greet,
-                messages.Admit: self._admit,
-                messages.Count: self._count,
-                messages.Items: self._take_items,
-                messages.Leave: lambda message, _: self._leave(message),
-                messages.Clear: lambda message, _: desk.clear(message),
-            },
-        )
+        self.port = Port(stream, rings, {messages.Hello: self._greet})
+        self.is_greeted = False
 
     async def run(self) -> str:
         """Serve until the line ends. Returns the reason."""
@@ -163,11 +157,28 @@ class _Front:
     def _greet(self, message: messages.Hello, _: object) -> None:
         if message.version != VERSION:
             raise WireError(f"the front runs version {message.version}; this engine process runs {VERSION}")
+        self.is_greeted = True
+        self.port.take(
+            {
+                messages.Admit: self._admit,
+                messages.Count: self._count,
+                messages.Items: self._take_items,
+                messages.Leave: lambda message, _: self._leave(message),
+                messages.Clear: self._clear,
+            }
+        )
         self.port.post(self._welcome)
         self.tell_states()
 
+    def _clear(self, message: messages.Clear, _: object) -> None:
+        self._engine(message.model)  # it exists
+        self._desk.clear(message)
+
     def _admit(self, message: messages.Admit, _: object) -> None:
         engine = self._engine(message.model)
+        if message.request in self._tickets or message.request in self._entering:
+            raise WireError(f"the front asks twice for a request {message.request}")
+        now = engine.clock()
         arriving = Arriving(
             message.body_bytes,
             math.inf if message.left_s is None else message.left_s,
@@ -175,26 +186,41 @@ class _Front:
             message.images,
         )
         if message.waits:
-            self._tasks.start_soon(self._admit_later, engine, message, arriving)
+            scope = self._entering[message.request] = anyio.CancelScope()  # now: it may leave before the task begins
+            self._tasks.start_soon(self._admit_later, engine, message, arriving, now, scope)
             return
         try:
             reservation = engine.entrance.enter_nowait(arriving)
         except StagedPoolError as error:
             self.port.post(messages.Refused(message.request, pack_error(error)))
             return
-        self._entered(engine, message, reservation)
+        self._entered(engine, message, reservation, now)
 
-    async def _admit_later(self, engine: DeviceEngine, message: messages.Admit, arriving: Arriving) -> None:
-        with anyio.CancelScope() as self._entering[message.request]:
+    async def _admit_later(
+        self,
+        engine: DeviceEngine,
+        message: messages.Admit,
+        arriving: Arriving,
+        now: float,
+        scope: anyio.CancelScope,
+    ) -> None:
+        with scope:
             try:
-                self._entered(engine, message, await engine.entrance.enter(arriving))
+                reservation = await engine.entrance.enter(arriving)
             except StagedPoolError as error:
                 self.port.post(messages.Refused(message.request, pack_error(error)))
+            else:
+                if scope.cancel_called:  # it was let in at the moment that it left
+                    engine.entrance.leave(reservation)
+                else:
+                    self._entered(engine, message, reservation, now)
             finally:
                 del self._entering[message.request]
 
-    def _entered(self, engine: DeviceEngine, message: messages.Admit, reservation: Reservation) -> None:
-        ticket = FrontTicket(message.request, reservation, message.left_s, engine.clock(), self)
+    def _entered(
+        self, engine: DeviceEngine, message: messages.Admit, reservation: Reservation, arrived_at: float
+    ) -> None:
+        ticket = FrontTicket(message.request, reservation, message.left_s, arrived_at, self)
         self._tickets[message.request] = message.model, ticket
         engine.requests.open.add(ticket)
         self.port.post(messages.Admitted(message.request))
@@ -202,15 +228,17 @@ class _Front:
     def _count(self, message: messages.Count, _: object) -> None:
         if (ticket := self._open_ticket(message.request)) is None:
             return
+        number = self._tickets[message.request][0]
+        for lane in message.inputs:
+            self._inbox(number, lane)  # it exists
         try:
-            self._engine_of(message.request).admission.count_items(ticket.reservation, message.inputs)
+            self._engine(number).admission.count_items(ticket.reservation, message.inputs)
         except StagedPoolError as error:
             ticket.fail(error)
 
     def _take_items(self, message: messages.Items, block_of: Callable[[], Block]) -> None:
         engine = self._engine(message.model)
-        if (inbox := self._inboxes.get((message.model, message.lane))) is None:
-            raise WireError(f"the front speaks of a lane {message.lane}, which model {message.model} does not have")
+        inbox = self._inbox(message.model, message.lane)
         engine.stages.preparing[message.lane].reports[self] = message.preparing, message.call_s
         now, block = engine.clock(), block_of()
         items: list[Item[Any]] = []
@@ -218,7 +246,7 @@ class _Front:
             message.keys, message.tokens, message.batch_keys, message.identities, message.payloads, strict=True
         ):
             payload = unpack_payload(plain, block)
-            if (ticket := self._open_ticket(request)) is not None:
+            if (ticket := self._open_ticket(request)) is not None and self._tickets[request][0] == message.model:
                 items.append(Item(ticket, index, payload, now, tokens, batch_key, part, identity))
         _count_tokens(items, message.lane)
         if not inbox.sender.send_nowait(items):
@@ -245,8 +273,10 @@ class _Front:
             raise WireError(f"the front speaks of a model {number}, which does not exist")
         return self._desk.engines[number]
 
-    def _engine_of(self, request: int) -> DeviceEngine:
-        return self._desk.engines[self._tickets[request][0]]
+    def _inbox(self, number: int, lane: Lane) -> Channel[Any]:
+        if (inbox := self._inboxes.get((number, lane))) is None:
+            raise WireError(f"the front speaks of a lane {lane}, which model {number} does not have")
+        return inbox
 
     def _open_ticket(self, request: int) -> FrontTicket | None:
         """Return the claim of a request; None if it has failed, or another process has admitted it."""

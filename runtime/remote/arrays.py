@@ -5,9 +5,10 @@ Nothing is pickled. A block of arrays has one array behind the other; the plain 
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Hashable, Mapping
-from typing import Any, Final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -21,15 +22,83 @@ _OUTPUTS: Final = tuple(Output)
 _ID: Final = "i"
 """Type code of token ids in `array`: 32 bits, on every system that has shared memory without a name."""
 
-_SEQUENCE: Final = 0
-_IMAGE: Final = 1
-_SPARSE: Final = "sparse"
-
-
 ALIGNMENT: Final = 8
 """Each array of a block begins at a multiple of this many bytes.
 
 That is enough for every type of numbers."""
+
+Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Dtype: TypeAlias = Literal["|b1", "|i1", "|u1", "<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<i8", "<u8", "<f8"]
+OutputBits: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << len(_OUTPUTS))]
+"""A set of outputs; see `pack_outputs`."""
+OutputNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=len(_OUTPUTS))]
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Plain values in an array, without their names. The decoder checks their types."""
+
+
+class PackedArray(Packed, frozen=True):
+    """Type and shape of an array of a block."""
+
+    dtype: Dtype
+    shape: tuple[Amount, ...]
+
+
+class PackedPixels(Packed, frozen=True):
+    """See `Pixels`."""
+
+    values: PackedArray
+    grid: tuple[Amount, Amount] | None
+
+
+class PackedIds(Packed, frozen=True, tag=0):
+    """A `TokenSequence` that has ids and outputs alone, as most have."""
+
+    outputs: OutputBits
+    ids: Amount
+    """Number of ids, which are an array of the block."""
+
+
+class PackedSequence(Packed, frozen=True, tag=1):
+    """Any other `TokenSequence`."""
+
+    outputs: OutputBits
+    ids: Amount
+    first_tokens: int | None
+    prompt_tokens: int
+    unseen_tokens: int
+    kept: tuple[int, ...] | None
+    spans: list[tuple[int, int, int | None]] | None
+    images: list[PackedPixels]
+
+
+class PackedImage(Packed, frozen=True, tag=2):
+    """See `PreparedImage`."""
+
+    outputs: OutputBits
+    tokens: int
+    pixels: PackedPixels
+
+
+PackedPayload: TypeAlias = PackedIds | PackedSequence | PackedImage
+
+
+class PackedValues(Packed, frozen=True, tag=0):
+    """One output of a row."""
+
+    output: OutputNumber
+    values: PackedArray
+
+
+class PackedSparse(Packed, frozen=True, tag=1):
+    """A sparse vector of a row: an array of indices, and one of weights."""
+
+    output: OutputNumber
+    entries: Amount
+
+
+PackedRow: TypeAlias = list[PackedValues | PackedSparse]
 
 
 class Block:
@@ -39,20 +108,20 @@ class Block:
         self._bytes = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data
         self._place = 0
 
-    def array(self, dtype: str, shape: list[int] | tuple[int, ...]) -> NDArray[Any]:
+    def array(self, dtype: Dtype, shape: Sequence[int]) -> NDArray[Any]:
         """Return the next array.
 
         Raises:
-            WireError: The block ends before it.
+            WireError: The block ends before it, or it has more dimensions than arrays can have.
         """
         kind = np.dtype(dtype)
-        size = kind.itemsize
-        for edge in shape:
-            size *= edge
-        end = self._place + size
-        if kind.hasobject or end > len(self._bytes):
-            raise WireError(f"the peer announces an array of {dtype} {shape} that it has not sent")
-        found = self._bytes[self._place : end].view(kind).reshape(shape)
+        end = self._place + kind.itemsize * math.prod(shape)
+        if end > len(self._bytes):
+            raise WireError(f"the peer announces an array of {dtype} {list(shape)} that it has not sent")
+        try:
+            found = self._bytes[self._place : end].view(kind).reshape(shape)
+        except ValueError as error:
+            raise WireError(f"the peer sends an array of {len(shape)} dimensions: {error}") from error
         self._place = end + -end % ALIGNMENT
         return found
 
@@ -64,79 +133,77 @@ def add(data: Bytes, parts: list[Bytes]) -> None:
         parts.append(bytes(left))
 
 
-def pack_payload(payload: Payload, parts: list[Bytes]) -> list[Any]:
+def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
     """Return the plain values of a payload, and append its arrays to `parts`."""
+    outputs = pack_outputs(payload.outputs)
     if isinstance(payload, PreparedImage):
-        return [_IMAGE, pack_outputs(payload.outputs), payload.tokens, _pack_pixels(payload.pixels, parts)]
+        return PackedImage(outputs, payload.tokens, _pack_pixels(payload.pixels, parts))
     add(array(_ID, payload.ids).tobytes(), parts)
-    plain: list[Any] = [_SEQUENCE, pack_outputs(payload.outputs), len(payload.ids)]
-    if (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens) != (None, 0, 0) or (
-        payload.kept is not None or payload.spans is not None or payload.images
-    ):
-        spans = None if payload.spans is None else [(span.start, span.end, span.word) for span in payload.spans]
-        images = [_pack_pixels(pixels, parts) for pixels in payload.images]
-        plain += [payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens, payload.kept, spans, images]
-    return plain
+    spans, extras = payload.spans, (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens, payload.kept)
+    if extras == (None, 0, 0, None) and spans is None and not payload.images:
+        return PackedIds(outputs, len(payload.ids))
+    return PackedSequence(
+        outputs,
+        len(payload.ids),
+        *extras,
+        None if spans is None else [(span.start, span.end, span.word) for span in spans],
+        [_pack_pixels(pixels, parts) for pixels in payload.images],
+    )
 
 
-def unpack_payload(plain: list[Any], block: Block) -> Payload:
+def unpack_payload(packed: PackedPayload, block: Block) -> Payload:
     """Return the payload of `pack_payload`. Its pixels are views of the block.
 
     Raises:
-        WireError: The values are not those of a payload.
+        WireError: The block does not have its arrays.
     """
-    try:
-        kind, outputs, size, *rest = plain
-        if kind == _IMAGE:
-            return PreparedImage(_unpack_pixels(rest[0], block), unpack_outputs(outputs), size)
-        ids = block.array("<i4", (size,)).tolist()
-        if not rest:
-            return TokenSequence(ids, unpack_outputs(outputs))
-        first, prompt, unseen, kept, spans, images = rest
-        return TokenSequence(
-            ids,
-            unpack_outputs(outputs),
-            first,
-            prompt,
-            unseen,
-            None if kept is None else tuple(kept),
-            None if spans is None else tuple(Span(*span) for span in spans),
-            tuple(_unpack_pixels(image, block) for image in images),
-        )
-    except (TypeError, ValueError, IndexError) as error:
-        raise WireError(f"the peer sends a payload that cannot be read: {error}") from error
+    outputs = unpack_outputs(packed.outputs)
+    if isinstance(packed, PackedImage):
+        return PreparedImage(_unpack_pixels(packed.pixels, block), outputs, packed.tokens)
+    ids = block.array("<i4", (packed.ids,)).tolist()
+    if isinstance(packed, PackedIds):
+        return TokenSequence(ids, outputs)
+    return TokenSequence(
+        ids,
+        outputs,
+        packed.first_tokens,
+        packed.prompt_tokens,
+        packed.unseen_tokens,
+        packed.kept,
+        None if packed.spans is None else tuple(Span(*span) for span in packed.spans),
+        tuple(_unpack_pixels(image, block) for image in packed.images),
+    )
 
 
-def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> list[Any]:
+def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> PackedRow:
     """Return the plain values of a row, and append its arrays to `parts`."""
-    plain: list[Any] = []
+    packed: PackedRow = []
     for output, each in values.items():
+        number = _OUTPUTS.index(output)
         if isinstance(each, SparseVector):
-            plain.append((_OUTPUTS.index(output), _SPARSE, each.indices.size))
+            packed.append(PackedSparse(number, len(each.indices)))
             add(_bytes_of(each.indices), parts)
             add(_bytes_of(each.values), parts)
         else:
-            plain.append((_OUTPUTS.index(output), each.dtype.str, each.shape))
-            add(_bytes_of(each), parts)
-    return plain
+            packed.append(PackedValues(number, _pack_array(each, parts)))
+    return packed
 
 
-def unpack_row(plain: list[Any], block: Block) -> dict[Output, Values]:
+def unpack_row(packed: PackedRow, block: Block) -> dict[Output, Values]:
     """Return the values of `pack_row`, as views of the block.
 
     Raises:
-        WireError: The values are not those of a row.
+        WireError: The block does not have its arrays.
     """
-    try:
-        values: dict[Output, Values] = {}
-        for output, dtype, shape in plain:
-            if dtype == _SPARSE:
-                values[_OUTPUTS[output]] = SparseVector(block.array("<i4", (shape,)), block.array("<f4", (shape,)))
-            else:
-                values[_OUTPUTS[output]] = block.array(dtype, shape)
-        return values
-    except (TypeError, ValueError, IndexError) as error:
-        raise WireError(f"the peer sends a row that cannot be read: {error}") from error
+    values: dict[Output, Values] = {}
+    for each in packed:
+        if isinstance(each, PackedSparse):
+            shape = (each.entries,)
+            found: Values = SparseVector(block.array("<i4", shape), block.array("<f4", shape))
+        else:
+            found = block.array(each.values.dtype, each.values.shape)
+        values[_OUTPUTS[each.output]] = found
+    return values
 
 
 def pack_outputs(outputs: Outputs) -> int:
@@ -166,14 +233,17 @@ def _plain(key: Any) -> Any:
     return [_plain(part) for part in key] if isinstance(key, tuple) else key
 
 
-def _pack_pixels(pixels: Pixels, parts: list[Bytes]) -> list[Any]:
-    add(_bytes_of(pixels.values), parts)
-    return [pixels.values.dtype.str, pixels.values.shape, pixels.grid]
+def _pack_array(values: NDArray[Any], parts: list[Bytes]) -> PackedArray:
+    add(_bytes_of(values), parts)
+    return PackedArray(cast(Dtype, values.dtype.str), values.shape)
 
 
-def _unpack_pixels(plain: list[Any], block: Block) -> Pixels:
-    dtype, shape, grid = plain
-    return Pixels(block.array(dtype, shape), None if grid is None else tuple(grid))
+def _pack_pixels(pixels: Pixels, parts: list[Bytes]) -> PackedPixels:
+    return PackedPixels(_pack_array(pixels.values, parts), pixels.grid)
+
+
+def _unpack_pixels(packed: PackedPixels, block: Block) -> Pixels:
+    return Pixels(block.array(packed.values.dtype, packed.values.shape), packed.grid)
 
 
 def _bytes_of(values: NDArray[Any]) -> Bytes:

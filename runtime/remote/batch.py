@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.model import Lane, ModelRow
@@ -13,6 +14,7 @@ from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.batch_results import BatchCounts
 from staged_pool.stages.channel import Receiver, Sender, WorkerNotifier
 from staged_pool.stages.credit import CreditChannel
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.fair_queue import QueuedWork
 from staged_pool.stages.stage import Stage, StageOptions
@@ -31,7 +33,8 @@ class RemoteBatchStage(Stage):
         lane: Name of the lane.
         receiver: Lists of items of any requests. Closing its sender ends the stage once all rows have come.
         sender: Lists of items with their rows. Closed when the stage ends.
-        post: Sends a list of items to the engine process, without waiting.
+        post: Sends a list of items to the engine process, without waiting; see `CreditChannel`.
+        absent: Returns the error of items that come while there is no engine process.
         credits: Lists that may be on their way to the fair queue of the engine process.
         nearby: The preprocess stage, for reports to the engine process.
         options: See `StageOptions`.
@@ -45,6 +48,7 @@ class RemoteBatchStage(Stage):
         sender: Sender[Sequence[Item[ModelRow]]],
         *,
         post: Callable[[RemoteBatchStage, Sequence[Item[Any]]], object],
+        absent: Callable[[], StagedPoolError],
         credits: int,
         nearby: NearbyWork,
         options: StageOptions,
@@ -54,6 +58,7 @@ class RemoteBatchStage(Stage):
         self.lane = lane
         self._receiver = receiver
         self._sender = sender
+        self._absent = absent
         self.nearby = nearby
         self.credit = CreditChannel[Sequence[Item[Any]]](name, credits, lambda items: post(self, items))
         self._pending: dict[Ticket, dict[tuple[int, int], Item[Any]]] = {}
@@ -99,7 +104,10 @@ class RemoteBatchStage(Stage):
         """Send items while they come."""
         async for items in self._receiver:
             with custody(self.meter.name, (item.ticket for item in items)) as held:
-                await self.credit.sender.send(drop_settled(items, self.meter, now=self._clock()))
+                try:
+                    await self.credit.sender.send(drop_settled(items, self.meter, now=self._clock()))
+                except anyio.BrokenResourceError:
+                    held.settle(self._absent())
                 held.handed_on()
         self._ended = True
         self._rows_came.notify_all()

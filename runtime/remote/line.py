@@ -38,6 +38,8 @@ log = get_logger("staged_pool.remote")
 class _Asked:
     """A request that has asked the engine process to enter."""
 
+    number: int
+    """Number of its model."""
     woken: Wakeup = field(default_factory=wakeup)
     error: StagedPoolError | None = None
 
@@ -73,24 +75,7 @@ class FrontLine:
 
     async def run(self, stream: Stream, rings: Rings | None) -> str:
         """Serve one line until it ends; all its requests fail then. Returns the reason of the end."""
-        port = Port(
-            stream,
-            rings,
-            {
-                Welcome: lambda message, _: self._welcome(port, message),
-                messages.Admitted: lambda message, _: self._answer(message.request, None),
-                messages.Refused: lambda message, _: self._answer(
-                    message.request, messages.unpack_error(message.error)
-                ),
-                messages.Credit: lambda message, _: (
-                    self._model(message).lane(message.lane).credit.give_back(message.count)
-                ),
-                messages.Rows: self._take_rows,
-                messages.Failed: self._fail,
-                messages.State: lambda message, _: self._take_state(message),
-                messages.Clear: lambda message, _: self._model(message).clear_images(),
-            },
-        )
+        port = Port(stream, rings, {Welcome: lambda message, _: self._welcome(port, message)})
         port.post(messages.Hello(VERSION))
         try:
             return await port.run()
@@ -105,6 +90,21 @@ class FrontLine:
         self.load_s = self._clock() - self._ended_at
         self.terms = message.models
         self._port = port
+        port.take(
+            {
+                messages.Admitted: lambda message, _: self._answer(message.request, None),
+                messages.Refused: lambda message, _: self._answer(
+                    message.request, messages.unpack_error(message.error)
+                ),
+                messages.Credit: lambda message, _: (
+                    self._model(message).lane(message.lane).credit.give_back(message.count)
+                ),
+                messages.Rows: self._take_rows,
+                messages.Failed: self._fail,
+                messages.State: lambda message, _: self._take_state(message),
+                messages.Clear: lambda message, _: self._clear_images(message),
+            }
+        )
         self.welcomed.set()
 
     def _end(self) -> None:
@@ -112,9 +112,7 @@ class FrontLine:
         self._ended_at = self._clock()
         self._port = None
         error = self.absent()
-        for asked in self._asked.values():
-            asked.error = error
-            asked.woken.set()
+        self.reject(error)
         for model, ticket in list(self._requests.values()):
             ticket.fail(error)
             model.forget(ticket)
@@ -127,10 +125,31 @@ class FrontLine:
         if (state := self._states.get(len(self.models) - 1)) is not None:
             model.take_state(state)
 
+    def reject(self, error: StagedPoolError, number: int | None = None) -> None:
+        """Reject the requests that have asked to enter, whatever the engine process answers.
+
+        Args:
+            error: The error.
+            number: Number of the model that they are for. None: any.
+        """
+        for request, asked in self._asked.items():
+            if number in (None, asked.number) and not asked.woken.is_set():
+                asked.error = error
+                asked.woken.set()
+                self.leave(request)
+
     def _take_state(self, message: messages.State) -> None:
-        self._states[message.model] = message
-        if message.model < len(self.models):  # otherwise it is being opened
+        if self._is_open(message):
             self._model(message).take_state(message)
+        self._states[message.model] = message
+
+    def _clear_images(self, message: messages.Clear) -> None:
+        if self._is_open(message):
+            self._model(message).clear_images()
+
+    def _is_open(self, message: Any) -> bool:
+        """Return False if the model of a message is still being opened here."""
+        return not len(self.models) <= message.model < len(self.terms)
 
     def absent(self) -> EngineStopped:
         """Return the error of a request while there is no engine process."""
@@ -162,7 +181,7 @@ class FrontLine:
         """
         if self._port is None:
             raise self.absent()
-        request, asked = next(self._numbers), _Asked()
+        request, asked = next(self._numbers), _Asked(number)
         self._asked[request] = asked
         timeout_s, request_class = arriving.timeout_s, arriving.request_class
         self.post(
@@ -204,8 +223,14 @@ class FrontLine:
             found[0].forget(found[1])
         self.post(messages.Leave(request, answered, elsewhere_s, rejected))
 
+    @property
+    def is_asked(self) -> bool:
+        """True if a request waits for the answer of the engine process."""
+        return bool(self._asked)
+
     def _answer(self, request: int, error: StagedPoolError | None) -> None:
-        if (asked := self._asked.get(request)) is not None:  # otherwise its caller has left
+        asked = self._asked.get(request)
+        if asked is not None and not asked.woken.is_set():  # otherwise its caller has left, or has its error
             asked.error = error
             asked.woken.set()
 
@@ -231,6 +256,8 @@ class FrontLine:
             return
         error, ticket = messages.unpack_error(message.error), found[1]
         if message.index is not None:
+            if message.index >= ticket.timeline.items and not ticket.settled:
+                raise WireError(f"the engine process speaks of an input {message.index}, which does not exist")
             ticket.fail_input(message.index, error)
         elif isinstance(error, DeadlineExceeded):
             ticket.expire(error.stage)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+import inspect
+from collections.abc import Callable, Mapping, Sized
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from staged_pool.runtime.model import Lane
+from staged_pool.runtime.remote.arrays import Amount, Packed, PackedPayload, PackedRow
 from staged_pool.stages import errors
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.wire import WireError
 
 M = TypeVar("M", bound="Message")
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Key: TypeAlias = tuple[Amount, Amount, Amount]
+"""Request, index of the input, and part of it."""
 
 
 class Kind(enum.IntEnum):
@@ -36,8 +42,18 @@ class Kind(enum.IntEnum):
     CLEAR = 14
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Message(Packed, frozen=True):
     """Head of a frame. Models are numbered in the order of the settings, requests by their front."""
+
+
+class PackedError(Packed, frozen=True):
+    """An error as plain values."""
+
+    name: str
+    """Its class in `stages/errors.py`."""
+    message: str
+    fields: dict[str, Any]
+    """Its further arguments, by name."""
 
 
 class Hello(Message, frozen=True):
@@ -72,12 +88,12 @@ class Admit(Message, frozen=True):
 
     request: int
     model: int
-    body_bytes: int
-    left_s: float | None
+    body_bytes: Amount
+    left_s: Seconds | None
     """Seconds until its deadline. None: it has none."""
     priority: Priority
     tenant: str | None
-    images: int | None
+    images: Amount | None
     waits: bool
     """Its caller waits for room, and must not be rejected for overload."""
 
@@ -92,14 +108,14 @@ class Refused(Message, frozen=True):
     """Engine: it has not entered, for this reason."""
 
     request: int
-    error: list[Any]
+    error: PackedError
 
 
 class Count(Message, frozen=True):
     """Front: its body is decoded, and has these inputs."""
 
     request: int
-    inputs: dict[Lane, int]
+    inputs: Annotated[dict[Lane, Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(min_length=1)]
 
 
 class Items(Message, frozen=True):
@@ -107,20 +123,22 @@ class Items(Message, frozen=True):
 
     model: int
     lane: Lane
-    preparing: int
+    preparing: Amount
     """Items of the lane that this front is preparing now."""
-    call_s: float
+    call_s: Seconds
     """Mean seconds of its recent preprocess calls."""
     block: int | None
     """Start of the arrays in the front's ring. None: they are in the frame."""
     block_bytes: int
-    keys: list[tuple[int, int, int]]
-    """Request, index of the input, and part of it, for each item."""
-    tokens: list[int]
+    keys: list[Key]
+    """The key of each item; further lists have the same length."""
+    tokens: list[Amount]
     batch_keys: list[bytes]
     identities: list[bytes | None]
-    payloads: list[list[Any]]
-    """See `arrays.pack_payload`."""
+    payloads: list[PackedPayload]
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.keys, self.tokens, self.batch_keys, self.identities, self.payloads)
 
 
 class Credit(Message, frozen=True):
@@ -128,7 +146,7 @@ class Credit(Message, frozen=True):
 
     model: int
     lane: Lane
-    count: int
+    count: Amount
 
 
 class Rows(Message, frozen=True):
@@ -138,9 +156,9 @@ class Rows(Message, frozen=True):
     block: int | None
     """Start of the arrays in the ring of the engine process. None: they are in the frame."""
     block_bytes: int
-    keys: list[tuple[int, int, int]]
-    rows: list[list[Any]]
-    """See `arrays.pack_row`."""
+    keys: list[Key]
+    """The key of each row; further lists have the same length."""
+    rows: list[PackedRow]
     queue_s: list[float]
     """Seconds that each item has waited for the device."""
     device_s: list[float]
@@ -148,14 +166,17 @@ class Rows(Message, frozen=True):
     fed: dict[Lane, int]
     """Tokens that all fronts have fed, by lane."""
 
+    def __post_init__(self) -> None:
+        _check_lengths(self.keys, self.rows, self.queue_s, self.device_s)
+
 
 class Failed(Message, frozen=True):
     """Engine: a request has failed."""
 
     request: int
-    index: int | None
+    index: Amount | None
     """Index of the input that has caused it. None: none has."""
-    error: list[Any]
+    error: PackedError
 
 
 class Leave(Message, frozen=True):
@@ -190,6 +211,16 @@ class Clear(Message, frozen=True):
     """True: cached rows, too. False: cached images alone."""
 
 
+def _check_lengths(keys: Sized, *others: Sized) -> None:
+    """Reject lists of which one has more or fewer values than the others.
+
+    Raises:
+        ValueError: One has. The decoder makes an error of the frame of it.
+    """
+    if any(len(other) != len(keys) for other in others):
+        raise ValueError(f"{len(keys)} keys, and not as many of everything else")
+
+
 HEADS: Final[Mapping[Kind, type[Any]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -206,6 +237,11 @@ HEADS: Final[Mapping[Kind, type[Any]]] = {
     Kind.STATE: State,
     Kind.CLEAR: Clear,
 }
+
+
+def _named_parameters(call: Callable[..., object]) -> tuple[str, ...]:
+    return tuple(each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY)
+
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final = {int(kind): msgspec.msgpack.Decoder(head) for kind, head in HEADS.items()}
@@ -227,29 +263,33 @@ def decoded(kind: int, head: bytes) -> Any:
         raise WireError(f"the peer sends a frame of the unknown kind {kind}")
     try:
         return decoder.decode(head)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"the peer sends a {Kind(kind).name} frame that cannot be read: {error}") from error
 
 
-def pack_error(error: StagedPoolError) -> list[Any]:
-    """Return an error as plain values: its class, its arguments and its attributes."""
-    cls = type(error)
-    if getattr(errors, cls.__name__, None) is not cls:  # of a plugin: its class is not known everywhere
-        return [StagedPoolError.__name__, [str(error)], {}]
-    return [cls.__name__, list(error.args), dict(error.__dict__)]
+_ERRORS: Final[Mapping[str, type[StagedPoolError]]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, StagedPoolError)
+}
+_ERROR_FIELDS: Final = {name: _named_parameters(kind.__init__) for name, kind in _ERRORS.items()}
+"""Names of an error's arguments behind its message: they are its attributes, too."""
 
 
-def unpack_error(packed: list[Any]) -> StagedPoolError:
+def pack_error(error: StagedPoolError) -> PackedError:
+    """Return an error as plain values. One of a plugin becomes one of the class that it is derived from."""
+    name = next(base.__name__ for base in type(error).__mro__ if _ERRORS.get(base.__name__) is base)
+    # Of an invalid input it is the message before its fields got the names of the engine.
+    message = error._template if isinstance(error, InvalidInput) else str(error)
+    return PackedError(name, message, {field: getattr(error, field) for field in _ERROR_FIELDS[name]})
+
+
+def unpack_error(packed: PackedError) -> StagedPoolError:
     """Return the error of `pack_error`.
 
     Raises:
-        WireError: No error class has this name.
+        WireError: No error class has this name, or it has other arguments.
     """
-    name, args, fields = packed
-    cls = getattr(errors, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, StagedPoolError)):
-        raise WireError(f"the peer sends an error of the unknown class {name}")
-    error = cls.__new__(cls, *args)
-    error.args = tuple(args)
-    error.__dict__.update(fields)
-    return error
+    if (kind := _ERRORS.get(packed.name)) is None:
+        raise WireError(f"the peer sends an error of the unknown class {packed.name}")
+    if packed.fields.keys() != set(_ERROR_FIELDS[packed.name]):
+        raise WireError(f"the peer sends an error of {packed.name} with the arguments {sorted(packed.fields)}")
+    return kind(packed.message, **packed.fields)

@@ -19,7 +19,7 @@ from staged_pool.runtime.remote.batch import RemoteBatchStage
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.channel import Channel, Sender
-from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.errors import EngineStopped, StagedPoolError
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
@@ -39,11 +39,16 @@ class Line(Protocol):
     @property
     def fault(self) -> str | None: ...
 
+    @property
+    def is_asked(self) -> bool: ...
+
     def absent(self) -> EngineStopped: ...
 
     async def ask(self, number: int, arriving: Arriving, *, waits: bool) -> int: ...
 
     def count(self, request: int, model: Any, ticket: Ticket, inputs: Mapping[Lane, int]) -> None: ...
+
+    def reject(self, error: StagedPoolError, number: int | None = None) -> None: ...
 
     def leave(self, request: int, *, answered: bool, elsewhere_s: float, rejected: bool) -> None: ...
 
@@ -88,6 +93,7 @@ class RemoteModel:
             max_requests=_UNLIMITED,
             max_items=_UNLIMITED,
             max_tokens=_UNLIMITED,
+            max_bytes=_UNLIMITED,
             target_delay_s=_LONGEST_S,
         )
         self.account = Admission(limits, service_times, self._fed_room, clock, input_tokens)
@@ -140,7 +146,15 @@ class RemoteModel:
         await anyio.sleep(LOOK_AGAIN_S)
 
     def grant(self) -> None:
-        """Do nothing: requests wait for room in the engine process."""
+        """Reject the requests that have asked to enter, if this engine takes none any more."""
+        if not self._line.is_asked:
+            return
+        try:
+            self.check_open()
+        except EngineStopped as error:
+            self._line.reject(error, self._number)
+        except StagedPoolError:
+            pass  # this process is short of memory: they may enter all the same
 
     @property
     def waiting(self) -> int:
@@ -174,6 +188,7 @@ class RemoteModel:
             prepared.receiver,
             rows,
             post=self._post,
+            absent=self._line.absent,
             credits=self._credits,
             nearby=nearby,
             options=options,
@@ -235,15 +250,14 @@ class RemoteModel:
 
     def _post(self, stage: RemoteBatchStage, items: Sequence[Item[Any]]) -> None:
         if self._line.fault is not None:
-            stage.credit.give_back(1)
-            for item in items:
-                item.ticket.fail(self._line.absent())
-            return
+            raise anyio.BrokenResourceError
         items = [item for item in items if not item.ticket.settled]  # some may have left while the list waited
-        stage.sent(items)
         parts: list[Bytes] = []
         payloads = [pack_payload(item.payload, parts) for item in items]
         keys = [(self._numbers[item.ticket.load], item.index, item.part) for item in items]
+        batch_keys = [pack_key(item.batch_key) for item in items]
+        identities = [None if item.identity is None else pack_key(item.identity) for item in items]
+        stage.sent(items)
         self._line.post_items(
             lambda block, size: messages.Items(
                 self._number,
@@ -254,8 +268,8 @@ class RemoteModel:
                 size,
                 keys,
                 [item.tokens for item in items],
-                [pack_key(item.batch_key) for item in items],
-                [None if item.identity is None else pack_key(item.identity) for item in items],
+                batch_keys,
+                identities,
                 payloads,
             ),
             parts,

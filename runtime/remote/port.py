@@ -43,23 +43,35 @@ class Port:
     Args:
         stream: Byte stream to the peer.
         rings: Rings of the line. None: all arrays go through the stream.
-        handlers: The handler of each class of messages that the peer may send.
+        handlers: The handler of each class of messages that the peer may send first.
     """
 
     def __init__(self, stream: Stream, rings: Rings | None, handlers: Mapping[type[Any], Handler]) -> None:
         self._link = Link(stream, self._take)
-        self._handlers: dict[type[Any], Handler] = {**handlers, Free: self._take_back}
+        self._handlers = handlers
         self._writer = None if rings is None else RingWriter(rings.written)
         self._reader = None if rings is None else RingReader(rings.read)
         self._read: deque[int] = deque()
         """Blocks that nobody reads any more. Any thread may append."""
-        self.run = self._link.run
         self.close = self._link.close
 
     @property
     def is_open(self) -> bool:
         """False once the line has ended: messages that are posted then are dropped."""
         return self._link.is_open
+
+    async def run(self) -> str:
+        """Send and receive until either end closes or fails. Returns the reason; see `Link.run`."""
+        try:
+            return await self._link.run()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._reader = None  # unmapped with the last array that is a view of it
+
+    def take(self, handlers: Mapping[type[Any], Handler]) -> None:
+        """Take these messages from now on, and no others: the ends have greeted each other."""
+        self._handlers = {**handlers, Free: self._take_back}
 
     def post(self, message: Message | Welcome) -> None:
         """Send a message without arrays."""

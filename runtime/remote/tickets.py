@@ -32,8 +32,8 @@ class FrontTicket(Ticket):
     Args:
         number: Number of the request.
         reservation: Account of the request.
-        left_s: Seconds until its deadline.
-        now: Time on the clock of the stages, in seconds.
+        left_s: Seconds from its arrival until its deadline.
+        arrived_at: Time of its arrival on the clock of the stages, in seconds.
         front: The front that waits for the rows.
     """
 
@@ -44,7 +44,7 @@ class FrontTicket(Ticket):
         number: int,
         reservation: Reservation,
         left_s: float | None,
-        now: float,
+        arrived_at: float,
         front: Front,
     ) -> None:
         request_class = reservation.request_class
@@ -52,7 +52,7 @@ class FrontTicket(Ticket):
             _never_decoded,
             _never_encoded,
             reservation,
-            deadline=math.inf if left_s is None else now + left_s,
+            deadline=math.inf if left_s is None else arrived_at + left_s,
             priority=request_class.priority,
             tenant=request_class.tenant,
         )

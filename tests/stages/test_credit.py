@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from staged_pool.stages.credit import CreditChannel
+from staged_pool.stages.wire import WireError
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,23 @@ async def test_a_reset_takes_all_credits_back_and_no_more() -> None:
     await channel.sender.send(0)
     await channel.sender.send(1)
     channel.reset()
-    channel.give_back(2)  # of the peer that is gone: nothing is out any more
     assert channel.waiting == 0
     assert [channel.sender.send_nowait(number) for number in range(3)] == [True, True, False]
+
+
+async def test_a_peer_cannot_return_more_credits_than_it_has() -> None:
+    channel = CreditChannel[int]("there", 2, lambda _: None)
+    await channel.sender.send(0)
+    with pytest.raises(WireError, match="returns 2 credits of the there stage, and has 1"):
+        channel.give_back(2)
+
+
+async def test_a_message_to_a_peer_that_is_gone_takes_no_credit() -> None:
+    def post(_: int) -> None:
+        raise anyio.BrokenResourceError
+
+    channel = CreditChannel[int]("there", 1, post)
+    for number in range(3):
+        with pytest.raises(anyio.BrokenResourceError):
+            await channel.sender.send(number)
+    assert channel.waiting == 0
