@@ -1,15 +1,19 @@
 """The part of a model that prepares its inputs, without weights.
 
 A front, whose engine process has the weights, loads this part alone. Texts need no torch. Images import it: on the fast
-path the first image does, since torch resizes them. On the exact path `load_preparer` does, since transformers imports
-torch with every image processor. Custom code of a folder imports it in processes of its own.
+path with `warm_up` or the first image, since torch resizes them; on the exact path with `load_preparer`, since
+transformers imports torch with every image processor. Custom code of a folder imports it in processes of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from io import BytesIO
+from typing import Final, cast
+
+from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
@@ -24,7 +28,10 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import InvalidInput, Unsupported
+
+_USUAL_PIXELS: Final = (224, 224)
+"""Width and height, in pixels, of the image of a warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +70,17 @@ class InputPreparer:
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._text_tokenizer().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
+    def warm_up(self, lane: Lane) -> None:
+        """Prepare an input of a lane. Conversations import transformers late, and images torch.
+
+        Such an import takes seconds, and holds the interpreter's lock for most of them: requests must not wait for it.
+        """
+        if lane == "image" and self.images is not None:
+            self.images.read_alone(_plain_image())
+        elif self.tokenizer is not None and self.tokenizer.settings.chat_template is not None:
+            with suppress(InvalidInput):  # the template takes other messages
+                self.tokenizer.write_chat(Chat(({"role": "user", "content": "warm up"},)))
+
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:
         return ()
@@ -96,6 +114,13 @@ class InputPreparer:
         if self.tokenizer is None:
             raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")
         return self.tokenizer
+
+
+def _plain_image() -> bytes:
+    """Encode a grey image of the usual size."""
+    file = BytesIO()
+    Pillow.new("RGB", _USUAL_PIXELS, (128, 128, 128)).save(file, "PNG")
+    return file.getvalue()
 
 
 def load_preparer(

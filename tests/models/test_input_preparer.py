@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import ModelCard, ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.input_preparer import InputPreparer, load_preparer
+from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import StagedPoolError
-from tests.models.conftest import LoadTiny
+from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.reading import STRANGE
 from tests.models.tiny import EVERY
@@ -175,44 +177,67 @@ def test_a_preparer_has_a_cache_of_images_of_its_own(load_tiny: LoadTiny) -> Non
 
 
 PROCESS = """
-import json, resource, sys, time
+import json, sys
 from pathlib import Path
-started = time.perf_counter()
 import msgspec
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, ModelInput
 from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
-imported = time.perf_counter()
-sent, image = sys.argv[1:]
-card, preparation = msgspec.msgpack.decode(Path(sent).read_bytes(), type=tuple[ModelCard, Preparation])
+
+def heavy():
+    return sorted({"torch", "transformers"} & sys.modules.keys())
+
+sent, image = (Path(name).read_bytes() for name in sys.argv[1:])
+card, preparation = msgspec.msgpack.decode(sent, type=tuple[ModelCard, Preparation])
 preparer = load_preparer(EngineConfig(), card, preparation)
-loaded = time.perf_counter()
+steps = {"load": heavy()}
 chat = Chat(({"role": "user", "content": "x"},))
-for source in (TextInput("a text"), TextInput(chat), PairInput(first="a query", second="a document")):
-    preparer.preprocess([ModelInput(source, frozenset(card.outputs))])
-preparer.detokenize(preparer.tokenize("a text", add_special_tokens=True).ids, skip_special_tokens=True)
-found = {
-    "torch": "torch" in sys.modules,
-    "import_s": imported - started,
-    "load_s": loaded - imported,
-    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-}
-if "image" in card.lanes:
-    preparer.preprocess([ModelInput(Image(Path(image).read_bytes()), frozenset(card.outputs))])
-    found["torch_for_images"] = "torch" in sys.modules
-preparer.close()
-print(json.dumps(found))
+sources = {"text": (TextInput("a"), TextInput(chat), PairInput(first="a", second="b")), "image": (Image(image),)}
+for lane in card.lanes:
+    preparer.warm_up(lane)
+    steps[lane] = heavy()
+    known = set(sys.modules)
+    for source in sources[lane]:
+        preparer.preprocess([ModelInput(source, frozenset(card.outputs))])
+    steps["late"] = sorted(set(sys.modules) - known)
+    if lane == "text":
+        preparer.detokenize(preparer.tokenize("a", add_special_tokens=True).ids, skip_special_tokens=True)
+print(json.dumps(steps))
 """
 
 
-@pytest.mark.parametrize("kind", ["bert-mean", "ce-bert-1label", "clip-st", "colbert-st", "qwen3-last", "qwen2-vl"])
-def test_a_process_prepares_texts_without_torch(kind: str, load_tiny: LoadTiny, tmp_path: Path) -> None:
-    model = load_tiny(kind)
-    (tmp_path / "sent").write_bytes(msgspec.msgpack.encode((model.card, model.preparation)))
-    (tmp_path / "image").write_bytes(FILES[0])
-    command = [sys.executable, "-c", PROCESS, str(tmp_path / "sent"), str(tmp_path / "image")]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-    assert found["torch"] is False
-    assert found.get("torch_for_images") is (True if "image" in model.card.lanes else None)  # torch resizes them
+def steps_of_process(model: Encoder, folder: Path) -> object:
+    """Return the heavy modules that a process has imported after each step of preparing inputs."""
+    (folder / "sent").write_bytes(msgspec.msgpack.encode((model.card, model.preparation)))
+    (folder / "image").write_bytes(FILES[0])
+    command = [sys.executable, "-c", PROCESS, str(folder / "sent"), str(folder / "image")]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        ("bert-mean", {"text": []}),
+        ("ce-bert-1label", {"text": []}),
+        ("colbert-st", {"text": []}),
+        ("ce-qwen3-lm", {"load": ["transformers"], "text": ["transformers"]}),
+        ("clip-st", {"text": [], "image": ["torch"]}),
+        ("qwen2-vl", {"load": ["transformers"], "text": ["transformers"], "image": ["torch", "transformers"]}),
+        ("dinov2", {"image": ["torch"]}),
+    ],
+)
+def test_texts_are_prepared_without_torch(
+    kind: str, steps: dict[str, list[str]], load_tiny: LoadTiny, tmp_path: Path
+) -> None:
+    assert steps_of_process(load_tiny(kind), tmp_path) == {"load": [], "late": [], **steps}
+
+
+def test_a_warm_up_imports_what_conversations_need(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("qwen3-last"), tmp_path / "model")
+    template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    check_preparation(model, preparer_of(model))
+    assert steps_of_process(model, tmp_path) == {"load": [], "text": ["transformers"], "late": []}

@@ -62,6 +62,7 @@ def test_a_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
             "staged_pool.api.commands.cli",
             {"torch", "numpy", "jinja2", "hypercorn", "staged_pool.runtime.engine.engine"},
         ),
+        ("staged_pool.runtime.models.input_preparer", {"torch", "transformers", "huggingface_hub", "anyio"}),
         ("staged_pool.client", {"torch", "transformers", "hypercorn", "staged_pool.api"}),
     ],
 )
