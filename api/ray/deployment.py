@@ -18,7 +18,7 @@ from staged_pool.api.commands import logs
 from staged_pool.api.commands.process import SWITCH_INTERVAL_S, prepare_environment
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.mounted import MountedServer
-from staged_pool.ray.router import DRAIN_S, DrainTimeRouter
+from staged_pool.ray.router import DRAIN_S, STALLED, DrainTimeRouter
 from staged_pool.ray.scaling import TOKENS
 from staged_pool.ray.settings import Config, Settings, read_settings
 from staged_pool.runtime.config import EngineConfig
@@ -47,6 +47,10 @@ class MountedOnServe(MountedServer):
             await send(message)
 
         await super().__call__(scope, receive, send_without_id)
+
+
+CLOSING_S: Final = 5.0
+"""Seconds that the end of a replica may take after its last request."""
 
 
 @serve.ingress()
@@ -82,9 +86,13 @@ class Replica:
                 raise RuntimeError(f"{name}: {engine.fault}")
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Return the report for `DrainTimeRouter`: the drain time of the slowest engine, and tokens in flight."""
+        """Return the report for `DrainTimeRouter`: the drain time of the slowest engine, tokens, and a stall."""
         admissions = self._admissions()
-        return {DRAIN_S: max(each.drain_s for each in admissions), TOKENS: sum(each.tokens for each in admissions)}
+        return {
+            DRAIN_S: max(each.drain_s for each in admissions),
+            TOKENS: sum(each.tokens for each in admissions),
+            STALLED: float(any(engine.stall for engine in self.app.engines.values())),
+        }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the tokens in flight, for the policy of `by_tokens`."""
@@ -153,6 +161,7 @@ def _defaults(settings: Settings) -> dict[str, Any]:
         "name": NAME,
         "max_ongoing_requests": settings.server.max_http_requests,  # fewer would wait where nobody predicts their delay
         "health_check_period_s": HEALTH_PERIOD_S,
+        "graceful_shutdown_timeout_s": settings.models[0].drain_timeout_s + CLOSING_S,
         "logging_config": {"enable_access_log": False},  # the server logs a line for each request
     }
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":  # HAProxy sends to the replica with the fewest connections

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -49,6 +50,38 @@ def liveness_command(
         liveness_images.run(options, rounds=rounds, seconds=seconds, clients=clients or 300)
     else:
         liveness.run(options, rounds=rounds, seconds=seconds, clients=clients or 64)
+
+
+@main.command("ray")
+def ray_command(
+    *,
+    replicas: Annotated[int, typer.Option(min=2, max=16, help="Replicas, each with a tiny model.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each load.")] = 10.0,
+    haproxy: Annotated[
+        bool, typer.Option("--haproxy", help="Take HAProxy in place of Serve's proxy in Python.")
+    ] = False,
+) -> None:
+    """Ray Serve: a killed replica, a rolling update and overload, with every vector checked; needs the extra `ray`."""
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(haproxy))  # read by the imports
+    from perf.under_load import ray_serve
+
+    ray_serve.run(replicas, seconds)
+
+
+@main.command("ray-rates")
+def ray_rates_command(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each starts both servers anew.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one cell.")] = 2.0,
+    haproxy: Annotated[
+        bool, typer.Option("--haproxy", help="Take HAProxy in place of Serve's proxy in Python.")
+    ] = False,
+) -> None:
+    """Rates of one replica on Ray Serve beside the server itself; needs the extra `ray`."""
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(haproxy))  # read by the imports
+    from perf.under_load import ray_rates
+
+    ray_rates.run(rounds, seconds)
 
 
 @main.command("plugins")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf.tools.checked_load import TOLERANCE
+from staged_pool.runtime.config import EngineConfig
 
 KIND: Final = "bge-m3"
 TEXTS: Final = 200
@@ -18,15 +19,14 @@ APART: Final = 20 * TOLERANCE
 """Least difference of the vectors of two texts, in their most different number."""
 
 
-def tiny_model(folder: Path, **settings: Any) -> Any:
+def tiny_model(folder: Path, **settings: Any) -> EngineConfig:
     """Build the model in a folder, and return its settings as an `EngineConfig`."""
-    from staged_pool import EngineConfig
     from tests.models.tiny import build
 
     return EngineConfig(model=str(build(KIND, folder)), dtype="float32", **{"torch_threads": 1, **settings})
 
 
-def known_vectors(model: Any) -> Mapping[str, NDArray[np.float32]]:
+def known_vectors(model: EngineConfig) -> Mapping[str, NDArray[np.float32]]:
     """Return texts of 1 to 10 words and their vectors, computed without a server."""
     from staged_pool import Pool
 

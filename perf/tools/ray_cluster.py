@@ -14,7 +14,7 @@ import psutil
 
 from staged_pool.ray.deployment import NAME
 
-START_S: Final = 120.0
+START_S: Final = 300.0
 """Limit for the start of replicas, in seconds."""
 STORE_BYTES: Final = 100_000_000
 

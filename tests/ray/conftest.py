@@ -24,8 +24,7 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    config: EngineConfig = tiny_model(tmp_path_factory.mktemp("models") / "tiny", served_name="tiny")
-    return config
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny", served_name="tiny")
 
 
 @pytest.fixture(scope="session")
