@@ -15,7 +15,9 @@ from staged_pool.api.app.call import NDJSON, PATH_TAKEN, Answer, Call, Handler, 
 from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.front_door import FrontDoor
+from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.app.load_report import LOAD_HEADER, LOAD_HEADER_FORMAT
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import alive
@@ -58,6 +60,7 @@ class Application:
         config: Keys, logging, and truncation on the routes of text-embeddings-inference.
         pipelines: Names of the pipelines; the registry has them once their models are loaded.
         batches: Files and batches. None: the server has no routes for them.
+        fleet: Reports on all processes. None: there is only this one.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Application:
         config: ServerConfig | None = None,
         pipelines: Sequence[str] = (),
         batches: Batches | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
@@ -74,7 +78,7 @@ class Application:
         self._metrics = ServerMetrics(registry, server_state)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
-        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines, batches=batches).table()
+        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines, batches=batches, fleet=fleet).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
@@ -96,6 +100,10 @@ class Application:
             await self.respond(Forwarding(*found, send, headers), scope, receive, send)
         else:
             await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
+
+    def http_statistics(self) -> HttpStatistics:
+        """Return a snapshot of connections and requests."""
+        return self._metrics.http()
 
     @property
     def closes_connections(self) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from staged_pool.api.app.engine_registry import EngineRegistry
-from staged_pool.api.app.load_report import LoadCollector
+from staged_pool.api.app.http_metrics import HttpCollector
+from staged_pool.api.app.http_statistics import HttpStatistics
+from staged_pool.api.app.load_report import LoadCollector, ServerLoad
 from staged_pool.api.app.pipeline_metrics import PipelineCollector, buckets_of
 from staged_pool.api.limits.server_state import ServerState
+from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import (
     AdmissionStatistics,
     DeviceStatistics,
@@ -29,6 +31,22 @@ from staged_pool.stages.meter import Histogram, StageStatistics
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()
 
 
+class Reported(Protocol):
+    """Reports on the engines and pipelines of a server."""
+
+    def statistics(self) -> Mapping[str, EngineStatistics]:
+        """Return a snapshot of each engine by its model's name; empty until they are loaded."""
+        ...
+
+    def pipeline_statistics(self) -> Mapping[str, PipelineStatistics]:
+        """Return a snapshot of each pipeline by its name."""
+        ...
+
+    def load(self) -> ServerLoad:
+        """Return the load of all models."""
+        ...
+
+
 class ServerMetrics:
     """Metrics of one server, in a registry of their own: a process may run several servers.
 
@@ -37,51 +55,43 @@ class ServerMetrics:
         server_state: State of the HTTP server.
     """
 
-    def __init__(self, engines: EngineRegistry, server_state: ServerState) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(engines.statistics))
-        self._registry.register(PipelineCollector(engines.pipeline_statistics))
-        self._registry.register(LoadCollector(engines.load))
-        self._registry.register(_HttpCollector(server_state))
+    def __init__(self, engines: Reported, server_state: ServerState) -> None:
+        self._server_state = server_state
+        self._counts: Counter[tuple[str, int, str]] = Counter()
+        """Finished requests by route, status, and path through the server (fast, general)."""
+        self._durations: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """Durations in seconds by route."""
+        self._registry = metrics_registry(engines, self.http)
         ProcessCollector(registry=self._registry)
-        self._finished = _FinishedRequests()
-        self._registry.register(self._finished)
 
     def observe(self, route: str, status: int, path_taken: str, seconds: float) -> None:
         """Count one finished request. `route` must be a known route, never a client's path: labels must stay few."""
-        self._finished.counts[route, status, path_taken] += 1
-        self._finished.durations[route].observe(seconds)
+        self._counts[route, status, path_taken] += 1
+        self._durations[route].observe(seconds)
+
+    def http(self) -> HttpStatistics:
+        """Return a snapshot of the HTTP side."""
+        durations = {route: histogram.snapshot() for route, histogram in self._durations.items()}
+        return HttpStatistics.of(self._server_state, self._counts, durations)
 
     def text(self) -> bytes:
         """Return all metrics as of now, in the content type `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
 
-class _FinishedRequests(Collector):
-    """Finished requests, counted without locks because one thread counts them."""
+def metrics_registry(engines: Reported, http: Callable[[], HttpStatistics]) -> CollectorRegistry:
+    """Return a registry of all metrics but those of processes.
 
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, int, str]] = Counter()
-        """Requests by route, status, and path through the server (fast, general)."""
-        self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Durations in seconds by route."""
-
-    def collect(self) -> Iterator[Metric]:
-        name = "staged_pool_http_requests"
-        about = "HTTP requests by route and status, and path taken (fast, general); 499 is a client that left"
-        requests = CounterMetricFamily(name, about, labels=("route", "status", "path_taken"))
-        for (route, status, path_taken), count in self.counts.items():
-            requests.add_metric((route, str(status), path_taken), count)
-        name = "staged_pool_http_request_duration_seconds"
-        about = "Seconds from the last byte of the request to the last byte of the answer"
-        durations = HistogramMetricFamily(name, about, labels=("route",))
-        for route, histogram in self.durations.items():
-            taken = histogram.snapshot()
-            durations.add_metric((route,), buckets_of(taken), taken.sum_s)
-        yield from (requests, durations)
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    Args:
+        engines: The engines and pipelines.
+        http: Returns a snapshot of the HTTP side.
+    """
+    registry = CollectorRegistry()
+    registry.register(_EngineCollector(engines.statistics))
+    registry.register(PipelineCollector(engines.pipeline_statistics))
+    registry.register(LoadCollector(engines.load))
+    registry.register(HttpCollector(http))
+    return registry
 
 
 class _EngineCollector(Collector):
@@ -103,47 +113,6 @@ class _EngineCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return ()  # Prometheus' client would otherwise collect at registration, before an engine is loaded
-
-
-class _HttpCollector(Collector):
-    """The connections and requests of the HTTP side."""
-
-    def __init__(self, server_state: ServerState) -> None:
-        self._server_state = server_state
-
-    def collect(self) -> Iterator[Metric]:
-        server_state = self._server_state
-        yield _gauge("connections", "Open connections", server_state.connections)
-        yield _counter(
-            "connections_refused",
-            "Connections closed on arrival because of the limit",
-            server_state.connections_rejected,
-        )
-        yield _counter("connections_evicted", "Connections closed to make room for others", server_state.limit.evicted)
-        yield _gauge("http_requests_running", "HTTP requests in progress", server_state.requests)
-        yield _gauge("http_body_bytes", "Bytes of the bodies of HTTP requests in progress", server_state.body_bytes)
-        memory = server_state.memory
-        yield _gauge("memory_limit_bytes", "Maximum bytes of memory of the process", memory.limit_bytes)
-        yield _gauge("memory_used_ratio", "Used part of the memory limit, or of a control group's", memory.fullness)
-        yield _gauge(
-            "memory_pressure", "0, or the percentage of used memory whose measures are active", memory.pressure
-        )
-        held = GaugeMetricFamily("staged_pool_memory_held_bytes", "Bytes that requests hold", labels=("purpose",))
-        most = GaugeMetricFamily(
-            "staged_pool_memory_share_bytes", "Maximum bytes that requests may hold", labels=("purpose",)
-        )
-        for purpose in ("bodies", "answers", "decodes"):
-            account = getattr(memory.budget, purpose)
-            held.add_metric((purpose,), account.held_bytes)
-            most.add_metric((purpose,), account.limit_bytes)
-        yield from (held, most)
-        lag = server_state.lag.snapshot()
-        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "Event loop lag in seconds, by sample")
-        late.add_metric((), buckets_of(lag), lag.sum_s)
-        yield late
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
 
 def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ import msgspec
 from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
+from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.tasks import TASKS
@@ -38,11 +39,18 @@ class OperationRoutes:
         metrics: Metrics of the server.
         config: Settings of the server, for descriptions of it.
         readers: Makes the description of the API in its thread.
+        fleet: Reports on all processes. None: there is only this one.
     """
 
     def __init__(
-        self, registry: EngineRegistry, metrics: ServerMetrics, config: ServerConfig, readers: ThreadOffload
+        self,
+        registry: EngineRegistry,
+        metrics: ServerMetrics,
+        config: ServerConfig,
+        readers: ThreadOffload,
+        fleet: Fleet | None = None,
     ) -> None:
+        self._fleet = fleet
         self._registry = registry
         self._metrics = metrics
         self._config = config
@@ -101,10 +109,13 @@ class OperationRoutes:
         return Answer(msgspec.json.encode(self._registry.load().report()))
 
     async def _metrics_text(self, call: Call) -> Answer:
-        return Answer(self._metrics.text(), content_type=METRICS_TYPE)
+        text = self._metrics.text() if self._fleet is None else await self._fleet.report("metrics")
+        return Answer(text, content_type=METRICS_TYPE)
 
     async def _stages(self, call: Call) -> Answer:
         self._loaded(call)
+        if self._fleet is not None:
+            return Answer(await self._fleet.report("stages"))
         return Answer(
             msgspec.json.encode(
                 {"models": self._registry.statistics(), "pipelines": self._registry.pipeline_statistics()}

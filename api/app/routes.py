@@ -12,6 +12,7 @@ from staged_pool.api.app.body_reader import BodyReader
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.dialects import Listings
 from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.operation_routes import OperationRoutes
 from staged_pool.api.app.pages import HTML, PAGES
@@ -38,6 +39,7 @@ class Routes:
             text-embeddings-inference.
         pipelines: Names of the pipelines.
         batches: Files and batches. None: the server has no routes for them.
+        fleet: Reports on all processes. None: there is only this one.
     """
 
     def __init__(
@@ -49,13 +51,14 @@ class Routes:
         pipelines: Sequence[str] = (),
         *,
         batches: Batches | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         config = config or ServerConfig()
         readers = ThreadOffload(1)
         bodies = BodyReader(registry, readers)
         self._tasks = TaskRoutes(registry, bodies, plugins, auto_truncate=config.auto_truncate)
         self._tokens = TokenRoutes(registry, bodies)
-        self._operation = OperationRoutes(registry, metrics, config, readers)
+        self._operation = OperationRoutes(registry, metrics, config, readers, fleet)
         self._listings = Listings(registry)
         self._pipelines = PipelineRoutes(registry, bodies, pipelines)
         self._batches = None if batches is None else BatchRoutes(registry, bodies, batches)

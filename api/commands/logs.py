@@ -45,8 +45,14 @@ DRAIN_S: Final = 1.0
 """Seconds that the end of the process waits for the reader of the log."""
 
 
-def configure(level: LogLevel = "info", format_: LogFormat = "auto") -> None:
-    """Set up our loggers and the standard library's logging. `auto` writes text where stderr is a terminal."""
+def configure(level: LogLevel = "info", format_: LogFormat = "auto", *, process: str | None = None) -> None:
+    """Set up our loggers and the standard library's logging. `auto` writes text where stderr is a terminal.
+
+    Args:
+        level: Least severe level to log.
+        format_: `text`, `json` or `auto`.
+        process: Name of this process among those of its server, for each line. None: there is only this one.
+    """
     stream = cast(TextIO, _stream(sys.stderr))
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
     renderer: list[Processor] = (
@@ -59,6 +65,8 @@ def configure(level: LogLevel = "info", format_: LogFormat = "auto") -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if process is not None:
+        common.append(_add_process(process))
     filtering = structlog.make_filtering_bound_logger(_LEVELS[level])
     bound: FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(file=stream),
@@ -207,3 +215,10 @@ def _rendering_at_once(filtering: type[FilteringBoundLogger]) -> type[FilteringB
 
 def _render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _add_process(name: str) -> Processor:
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {**event, "process": name}
+
+    return add

@@ -17,6 +17,8 @@ import anyio.to_thread
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.batch_service import Batches, batches_of
 from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.fleet import Fleet
+from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig
@@ -96,6 +98,7 @@ class Server:
         owns_process: Handle signals, and end the process by force if a shutdown takes too long.
         open_engines: Opens the engines; replaced by a host with models of its own.
         pipelines: Pipelines to serve, on these models.
+        fleet: Reports on all processes, of which this server is one front. None: there is only this process.
 
     Raises:
         ConfigError: A TLS file is missing or wrong.
@@ -109,7 +112,9 @@ class Server:
         owns_process: bool = False,
         open_engines: OpenEngines = open_engines,
         pipelines: Sequence[PipelineFile] = (),
+        fleet: Fleet | None = None,
     ) -> None:
+        self._fleet = fleet
         self._pipelines = pipelines
         self.registry = EngineRegistry()
         self.memory = governor_for(models[0])
@@ -124,6 +129,7 @@ class Server:
         self._serving = anyio.CancelScope()
         self._failure: BaseException | None = None
         self._batches: Batches | None = None
+        self._application: Application | None = None
         self._is_closing = False
         self._lead_over = anyio.Event()
 
@@ -165,6 +171,10 @@ class Server:
                 tasks.start_soon(self._run_engine)
                 tasks.start_soon(self._run_http, listener, quic_listener)
             background.cancel_scope.cancel()
+
+    def http_statistics(self) -> HttpStatistics | None:
+        """Return a snapshot of the HTTP side; None before it runs."""
+        return None if self._application is None else self._application.http_statistics()
 
     async def close(self) -> None:
         """Reject new requests after the lead, finish those in flight, and make `run()` return.
@@ -239,7 +249,9 @@ class Server:
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         pipelines = [pipeline.name for pipeline in self._pipelines]
-        application = Application(self.registry, self.state, self._config, pipelines, self._batches)
+        application = self._application = Application(
+            self.registry, self.state, self._config, pipelines, self._batches, self._fleet
+        )
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = GeneralPath.before(application, self._config.cors_origins)

@@ -13,17 +13,19 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.lanes import LaneParts, admission_of, build_batch_stage
 from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.engine.reports import engine_load
 from staged_pool.runtime.engine.stage_group import StageGroup
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, Row
 from staged_pool.runtime.remote.return_rows import ReturnStage
 from staged_pool.runtime.remote.tickets import FrontTicket
-from staged_pool.runtime.statistics import EngineStatistics
+from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.channel import Channel, Sender
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.scheduling.recent_mean import RecentMean
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Item, Ticket
 
@@ -155,6 +157,8 @@ class DeviceEngine:
         self.admission.in_flight.room_freed = self.entrance.grant
         self.stages = DeviceStages(config, model, lanes=lanes, give=give, shared_cores=shared_cores, options=options)
         self.requests = FrontRequests(self.entrance)
+        self.answered = RecentMean()
+        """Requests answered a second, of late."""
         self._life = Lifecycle(config, self.stages, self.requests, [], memory)
         self.entrance.check_open = self._life.check_open
         self.wait_broken = self._life.wait_broken
@@ -164,6 +168,14 @@ class DeviceEngine:
     def fault(self) -> str | None:
         """Reason for taking no requests, for now or for ever; None if there is none."""
         return self._life.fault
+
+    def stall(self) -> str | None:
+        """Return the reason if a forward runs far longer than predicted; else None."""
+        return self.stages.stall()
+
+    def load(self) -> EngineLoad:
+        """Return the load of the last seconds, of all fronts."""
+        return engine_load(self.config, self.admission, self.stages.batch, self.answered.value(self.clock()))
 
     def fed(self) -> dict[Lane, int]:
         """Return the tokens that all fronts have fed, by lane."""
@@ -185,7 +197,7 @@ class DeviceEngine:
         return EngineStatistics(
             phase=self._life.phase,
             fault=self.fault,
-            stall=self.stages.stall(),
+            stall=self.stall(),
             admission=self.admission.statistics(),
             cancelled={},
             expired={},

@@ -113,6 +113,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
             requests=self._requests,
             life=self._life,
             clock=options.clock,
+            remote=remote,
         )
         self.plugins: Mapping[str, Engine] = {}
         self._entrance.check_open = self._life.check_open

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -39,15 +39,25 @@ RunInThread: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 """Runs a function of one argument in a thread."""
 
 
+E = TypeVar("E", bound="Drainable")
+
+
+class Drainable(Protocol):
+    """An engine, as far as its group is concerned."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """See `Engine.drain`."""
+
+
 @dataclass(slots=True, eq=False)
-class Served:
+class Served(Generic[E]):
     """One model with its plugins, or plugins without a model."""
 
     config: EngineConfig
     plugins: Sequence[PluginClass] = ()
     found: FoundModel | None = None
     model: LoadedModel | None = None
-    engines: Mapping[str, Engine] = field(default_factory=dict)
+    engines: Mapping[str, E] = field(default_factory=dict)
     leave: anyio.Event = field(default_factory=anyio.Event)
     """Set to end its engines, after a drain."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -78,7 +88,13 @@ class Served:
         self.model, self.found, self.engines = None, None, {}
 
 
-class EngineGroup(Mapping[str, Engine]):
+Running: TypeAlias = Callable[
+    [Served[E], SharedThreads, StageOptions, MemoryGovernor], AbstractAsyncContextManager[Mapping[str, E]]
+]
+"""Runs the engines of one model for a block."""
+
+
+class EngineGroup(Mapping[str, E], Generic[E]):
     """Engines by name, on shared threads and memory. Each model has a task of its own.
 
     `load` adds a model, and `unload` removes one, while the others serve. Of two engines with one name, the mapping has
@@ -89,21 +105,28 @@ class EngineGroup(Mapping[str, Engine]):
         threads: Threads that they share.
         governor: Memory governor of this process.
         shared: Settings that all models share.
+        running: Runs the engines of each model.
     """
 
     def __init__(
-        self, tasks: TaskGroup, threads: SharedThreads, governor: MemoryGovernor, shared: EngineConfig
+        self,
+        tasks: TaskGroup,
+        threads: SharedThreads,
+        governor: MemoryGovernor,
+        shared: EngineConfig,
+        running: Running[E],
     ) -> None:
         self._tasks = tasks
         self._threads = threads
         self._governor = governor
         self._shared = shared
+        self._running = running
         self._options = StageOptions()
-        self._served: list[Served] = []
-        self._engines: dict[str, Engine] = {}
+        self._served: list[Served[E]] = []
+        self._engines: dict[str, E] = {}
         self._loading = anyio.Lock()
 
-    def __getitem__(self, name: str) -> Engine:
+    def __getitem__(self, name: str) -> E:
         return self._engines[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -112,7 +135,7 @@ class EngineGroup(Mapping[str, Engine]):
     def __len__(self) -> int:
         return len(self._engines)
 
-    async def open(self, served: Sequence[Served]) -> None:
+    async def open(self, served: Sequence[Served[E]]) -> None:
         """Load the first models, on a device thread, and run their engines.
 
         Raises:
@@ -123,7 +146,7 @@ class EngineGroup(Mapping[str, Engine]):
         _check_names([each.config.served_name for each in served if each.config.served_name])  # loading takes minutes
         await self._start(served, self._threads.device.run)
 
-    async def load(self, config: EngineConfig) -> Engine:
+    async def load(self, config: EngineConfig) -> E:
         """Load one more model, and run an engine on it. Loads have a thread of their own, and wait for each other.
 
         A model of the same name goes on until it is unloaded. A load that has begun cannot be interrupted: a
@@ -137,7 +160,7 @@ class EngineGroup(Mapping[str, Engine]):
         """
         agreed((self._shared, config))
         check_folder(config.allow_media_path)
-        served = Served(config)
+        served: Served[E] = Served(config)
         async with (
             self._loading,
             DeviceThreads("staged-pool loader", watchdog_s=self._shared.watchdog_s).running() as loader,
@@ -145,7 +168,7 @@ class EngineGroup(Mapping[str, Engine]):
             await self._start([served], loader.run)
         return next(iter(served.engines.values()))
 
-    async def unload(self, engine: Engine) -> None:
+    async def unload(self, engine: E) -> None:
         """End the engine of a model: drain it, and give its threads and memory back. Not interrupted once begun.
 
         Its plugins end with it.
@@ -162,7 +185,7 @@ class EngineGroup(Mapping[str, Engine]):
         for each in list(self._served):
             await each.ended.wait()
 
-    async def _start(self, served: Sequence[Served], run: RunInThread) -> None:
+    async def _start(self, served: Sequence[Served[E]], run: RunInThread) -> None:
         """Load models, and start their engines. After a failure nothing of them is left."""
         self._served += served
         try:
@@ -176,7 +199,7 @@ class EngineGroup(Mapping[str, Engine]):
                 self._forget(each)
             raise
 
-    async def _load_all(self, served: Sequence[Served], run: RunInThread) -> None:
+    async def _load_all(self, served: Sequence[Served[E]], run: RunInThread) -> None:
         """Load and warm up models."""
         with_model = [each for each in served if each.has_model]
         for each in with_model:
@@ -198,10 +221,10 @@ class EngineGroup(Mapping[str, Engine]):
                 self._threads.limit_cores(model)
                 await self._threads.warm_up(model)
 
-    async def _run(self, served: Served, *, task_status: TaskStatus[None]) -> None:
+    async def _run(self, served: Served[E], *, task_status: TaskStatus[None]) -> None:
         """Run the engines of one model until it leaves."""
         try:
-            async with _running(served, self._threads, self._options, self._governor) as served.engines:
+            async with self._running(served, self._threads, self._options, self._governor) as served.engines:
                 try:
                     self._engines |= served.engines
                     task_status.started()
@@ -215,7 +238,7 @@ class EngineGroup(Mapping[str, Engine]):
         finally:
             self._forget(served)
 
-    def _forget(self, served: Served) -> None:
+    def _forget(self, served: Served[E]) -> None:
         """Give the threads of a model back, and every reference to it."""
         if served in self._served:
             self._served.remove(served)
@@ -232,8 +255,8 @@ class EngineGroup(Mapping[str, Engine]):
 
 
 @asynccontextmanager
-async def _running(
-    served: Served, threads: SharedThreads, options: StageOptions, governor: MemoryGovernor
+async def run_engines(
+    served: Served[Engine], threads: SharedThreads, options: StageOptions, governor: MemoryGovernor
 ) -> AsyncIterator[Mapping[str, Engine]]:
     """Run the engines of one model and its plugins, for a block."""
     config, model = served.config, served.model

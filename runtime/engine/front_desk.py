@@ -31,17 +31,18 @@ _Key = tuple[int, Lane]
 
 
 class FrontDesk:
-    """Takes requests of all fronts to the models of this process.
+    """Takes requests of all fronts to the models of this process."""
 
-    Args:
-        terms: Terms of each model, in the order of the settings.
-    """
-
-    def __init__(self, terms: Sequence[ModelTerms]) -> None:
-        self._terms = list(terms)
-        self.engines: Sequence[DeviceEngine] = ()
-        """The engine of each model, in the same order; set once they run."""
+    def __init__(self) -> None:
+        self._terms: list[ModelTerms] = []
+        self.engines: list[DeviceEngine] = []
+        """The engine of each model, in the order of the settings."""
         self._fronts: set[_Front] = set()
+
+    def add(self, engine: DeviceEngine, terms: ModelTerms) -> None:
+        """Add the next model, before any front is served."""
+        self.engines.append(engine)
+        self._terms.append(terms)
 
     async def serve(self, stream: Stream, rings: Rings | None) -> str:
         """Serve one front until its line ends; its work is dropped then. Returns the reason of the end."""
@@ -136,7 +137,7 @@ class _Front:
     def tell_states(self) -> None:
         """Send the state of each model."""
         for number, engine in enumerate(self._desk.engines):
-            self.port.post(messages.State(number, engine.fault, engine.fed()))
+            self.port.post(messages.State(number, engine.fault, engine.stall(), engine.fed(), engine.load()))
 
     def give(self, number: int, rows: Sequence[tuple[FrontTicket, Item[Row]]]) -> None:
         """Send rows to the front."""
@@ -261,6 +262,8 @@ class _Front:
         engine = self._desk.engines[number]
         ticket.leave()
         engine.requests.remove(ticket)
+        if message.answered:
+            engine.answered.count(engine.clock())
         engine.entrance.leave(
             ticket.reservation,
             answered=message.answered,

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.engine_group import EngineGroup, Served, agreed
+from staged_pool.runtime.engine.engine_group import EngineGroup, Served, agreed, run_engines
 from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.shared_threads import shared_threads
 from staged_pool.runtime.memory.governor import MemoryGovernor
@@ -43,7 +43,7 @@ def open_engine(config: EngineConfig | None = None, *, plugins: Sequence[Plugin]
 
 def open_engines(
     configs: Sequence[EngineConfig], memory: MemoryGovernor | None = None, *, plugins: Sequence[Plugin] = ()
-) -> OwnTask[EngineGroup]:
+) -> OwnTask[EngineGroup[Engine]]:
     """Load several models and run an engine on each, and on each plugin. The block gets the engines by name.
 
     Each engine has its own stages, queues and limits. Engines share the device threads, where their batches take turns,
@@ -71,7 +71,7 @@ async def _one_running(config: EngineConfig, plugins: Sequence[Plugin]) -> Async
 @asynccontextmanager
 async def _all_running(
     configs: Sequence[EngineConfig], memory: MemoryGovernor | None, plugins: Sequence[Plugin]
-) -> AsyncIterator[EngineGroup]:
+) -> AsyncIterator[EngineGroup[Engine]]:
     """See `open_engines`; but one task must both enter and leave it."""
     first = agreed(configs)
     served = await anyio.to_thread.run_sync(_with_plugins, configs, plugins)  # reads the metadata of all packages
@@ -79,7 +79,7 @@ async def _all_running(
     async with shared_threads(first) as threads:
         with single_errors():
             async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
-                group = EngineGroup(tasks, threads, governor, first)
+                group = EngineGroup(tasks, threads, governor, first, run_engines)
                 await group.open(served)
                 if memory is None:
                     await stack.enter_async_context(_watched(governor))
@@ -101,10 +101,10 @@ async def _watched(governor: MemoryGovernor) -> AsyncIterator[None]:
             watching.cancel_scope.cancel()
 
 
-def _with_plugins(configs: Sequence[EngineConfig], given: Sequence[Plugin]) -> list[Served]:
+def _with_plugins(configs: Sequence[EngineConfig], given: Sequence[Plugin]) -> list[Served[Engine]]:
     """Return each model with its plugins. One that several models name belongs to the first of them."""
     named: set[str] = set()
-    served = []
+    served: list[Served[Engine]] = []
     for place, config in enumerate(configs):
         names = [name for name in config.plugin if name not in named]
         named.update(names)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
+
+import anyio
+import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import input_tokens, lane_service_time
 from staged_pool.runtime.engine.run import run_engine
+from staged_pool.runtime.engine.shared_threads import ThreadNeeds, shared_threads
+from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
+from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Model
+from staged_pool.runtime.model import Preparer
+from staged_pool.runtime.models.find import find_model
+from staged_pool.runtime.models.front import load_front_model
 from staged_pool.runtime.remote.line import FrontLine
+from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import StageOptions
@@ -25,7 +34,7 @@ T = TypeVar("T")
 @asynccontextmanager
 async def run_front_engine(
     config: EngineConfig,
-    model: Model,
+    model: Preparer,
     line: FrontLine,
     *,
     preprocess: Offload | None = None,
@@ -73,6 +82,52 @@ async def run_front_engine(
     ) as engine:
         line.add(remote)
         yield engine
+
+
+@asynccontextmanager
+async def open_front_engines(
+    line: FrontLine, configs: Sequence[EngineConfig], memory: MemoryGovernor
+) -> AsyncIterator[Mapping[str, Engine]]:
+    """Wait for the engine process, and run an engine for each of its models for the length of a block.
+
+    Args:
+        line: The line to the engine process, which its owner runs.
+        configs: The settings that the engine process has, too.
+        memory: Memory governor of this process, which its owner must run.
+
+    Raises:
+        ConfigError: A model cannot be prepared for here.
+    """
+    await line.welcomed.wait()
+    first = configs[0]
+    async with shared_threads(first) as threads, AsyncExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for config, terms in zip(configs, line.terms, strict=True):
+            model = await anyio.to_thread.run_sync(_load, config, terms, memory.budget)
+            stack.callback(model.close)
+            threads.fit([ThreadNeeds(image_preprocess=config.image_preprocess_threads)])
+            engines[model.card.name] = await stack.enter_async_context(
+                run_front_engine(
+                    config,
+                    model,
+                    line,
+                    preprocess=threads.preprocess.part(),
+                    image_preprocess=threads.image_preprocess.part(),
+                    offload=threads.offload.part(),
+                    fetch=MediaFetcher(config).fetch,
+                    memory=memory,
+                )
+            )
+        await anyio.to_thread.run_sync(memory.measure, sum(10**6 * config.image_cache_mb for config in configs))
+        yield engines
+        async with anyio.create_task_group() as draining:
+            for engine in engines.values():
+                draining.start_soon(engine.drain, first.drain_timeout_s)
+
+
+def _load(config: EngineConfig, terms: ModelTerms, memory: MemoryBudget) -> Preparer:
+    assert terms.preparation is not None
+    return load_front_model(config, find_model(config), terms.card, terms.preparation, memory)
 
 
 async def _computes_elsewhere(function: Callable[[A], T], argument: A, /) -> T:

@@ -37,6 +37,7 @@ class RemoteBatchStage(Stage):
         absent: Returns the error of items that come while there is no engine process.
         credits: Lists that may be on their way to the fair queue of the engine process.
         nearby: The preprocess stage, for reports to the engine process.
+        stall: Returns the reason if the engine process does not get on; else None.
         options: See `StageOptions`.
         name: Name of the stage.
     """
@@ -51,6 +52,7 @@ class RemoteBatchStage(Stage):
         absent: Callable[[], StagedPoolError],
         credits: int,
         nearby: NearbyWork,
+        stall: Callable[[], str | None],
         options: StageOptions,
         name: str,
     ) -> None:
@@ -60,6 +62,7 @@ class RemoteBatchStage(Stage):
         self._sender = sender
         self._absent = absent
         self.nearby = nearby
+        self.stall = stall
         self.credit = CreditChannel[Sequence[Item[Any]]](name, credits, lambda items: post(self, items))
         self._pending: dict[Ticket, dict[tuple[int, int], Item[Any]]] = {}
         """Items in the engine process, by index of the input and part."""
@@ -89,9 +92,6 @@ class RemoteBatchStage(Stage):
     def tickets(self) -> Iterator[Ticket]:
         """Yield the requests with items in the engine process."""
         yield from self._pending
-
-    def stall(self) -> None:
-        """Return None: the engine process watches its forwards."""
 
     def save_memory(self, saves: bool) -> None:
         """Do nothing: batches are made in the engine process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Final, cast
@@ -27,6 +27,12 @@ from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.wire import Bytes, WireError
 
 ABSENT: Final = "the engine process has ended, and is started anew"
+
+BEAT_S: Final = 0.5
+"""Seconds between two reports of the engine process."""
+
+SILENT_S: Final = 2 * BEAT_S
+"""Seconds without a report after which a front is not ready."""
 
 FIRST_LOAD_S: Final = 10.0
 """Seconds that the engine process takes to load, before the first time is known."""
@@ -62,7 +68,7 @@ class FrontLine:
         self.terms: Sequence[ModelTerms] = ()
         self.load_s = FIRST_LOAD_S
         """Seconds between the end of the last line and the welcome of the next one."""
-        self._ended_at = clock()
+        self._ended_at = self._heard_at = clock()
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
         self._requests: dict[int, tuple[RemoteModel, Ticket]] = {}
@@ -90,6 +96,7 @@ class FrontLine:
         self.load_s = self._clock() - self._ended_at
         self.terms = message.models
         self._port = port
+        self._heard_at = self._clock()
         port.take(
             {
                 messages.Admitted: lambda message, _: self._answer(message.request, None),
@@ -138,7 +145,15 @@ class FrontLine:
                 asked.woken.set()
                 self.leave(request)
 
+    def silence(self) -> str | None:
+        """Return the reason if the engine process has said nothing for too long; else None."""
+        silent_s = self._clock() - self._heard_at
+        if self._port is None or silent_s <= SILENT_S:
+            return None
+        return f"the engine process has said nothing for {silent_s:.1f} s"
+
     def _take_state(self, message: messages.State) -> None:
+        self._heard_at = self._clock()
         if self._is_open(message):
             self._model(message).take_state(message)
         self._states[message.model] = message
@@ -269,7 +284,7 @@ class ModelsChanged(Exception):
     """The engine process has other models than before: this front must be started anew."""
 
 
-def _kept(terms: ModelTerms) -> dict[str, Any]:
+def _kept(terms: ModelTerms) -> tuple[object, ...]:
     """Return the terms that a front has built its engine on."""
-    card = {name: value for name, value in terms.card.items() if name not in ("load_s", "memory_tokens")}
-    return {"card": card, "preparation": terms.preparation, "fed_limits": terms.fed_limits}
+    card = replace(terms.card, load_s=0.0, memory_tokens=None)
+    return card, terms.preparation, terms.fed_limits

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.model import Lane, ModelCard
+from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.remote.arrays import Amount, Packed, PackedPayload, PackedRow
+from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages import errors
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
@@ -66,11 +68,10 @@ class Hello(Message, frozen=True):
 class ModelTerms(msgspec.Struct, frozen=True):
     """A model of the engine process, for fronts."""
 
-    card: Mapping[str, Any]
-    """A `ModelCard`, as plain values."""
-    preparation: Mapping[str, Any]
-    """Values that preprocess needs beside the model folder."""
-    fed_limits: Mapping[str, int]
+    card: ModelCard
+    preparation: Preparation | None
+    """Values that preprocess needs beside the model folder. None: the front has its own."""
+    fed_limits: dict[Lane, int]
     """See `LaneLimits.fed_tokens`, by lane."""
     secret: bytes
     """Key of identities and scopes: equal inputs of two fronts must have equal identities."""
@@ -200,7 +201,11 @@ class State(Message, frozen=True):
     model: int
     fault: str | None
     """Reason for taking no requests; None while it takes them."""
+    stall: str | None
+    """Reason if a forward runs far longer than predicted; else None."""
     fed: dict[Lane, int]
+    load: EngineLoad
+    """Load of all fronts together."""
 
 
 class Clear(Message, frozen=True):

@@ -17,6 +17,7 @@ from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import pack_key, pack_payload
 from staged_pool.runtime.remote.batch import RemoteBatchStage
 from staged_pool.runtime.remote.messages import ModelTerms
+from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.channel import Channel, Sender
 from staged_pool.stages.errors import EngineStopped, StagedPoolError
@@ -43,6 +44,8 @@ class Line(Protocol):
     def is_asked(self) -> bool: ...
 
     def absent(self) -> EngineStopped: ...
+
+    def silence(self) -> str | None: ...
 
     async def ask(self, number: int, arriving: Arriving, *, waits: bool) -> int: ...
 
@@ -104,6 +107,9 @@ class RemoteModel:
         self._numbers: dict[object, int] = {}
         """Numbers of the requests, by reservation."""
         self._fault: str | None = None
+        self._stall: str | None = None
+        self.load: EngineLoad | None = None
+        """Load of all fronts together. None: it is not known yet."""
 
     @property
     def fault(self) -> str | None:
@@ -191,6 +197,7 @@ class RemoteModel:
             absent=self._line.absent,
             credits=self._credits,
             nearby=nearby,
+            stall=lambda: self._line.silence() or self._stall,
             options=options,
             name=prepared.name,
         )
@@ -225,7 +232,7 @@ class RemoteModel:
 
     def take_state(self, state: messages.State) -> None:
         """Take the state of the model in the engine process."""
-        self._fault = state.fault
+        self._fault, self._stall, self.load = state.fault, state.stall, state.load
         self.take_fed(state.fed)
 
     def take_fed(self, fed: Mapping[Lane, int]) -> None:

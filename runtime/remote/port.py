@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ class Port:
 
     Args:
         stream: Byte stream to the peer.
-        rings: Rings of the line. None: all arrays go through the stream.
+        rings: Rings of the line, whose descriptors are closed here. None: all arrays go through the stream.
         handlers: The handler of each class of messages that the peer may send first.
     """
 
@@ -51,6 +52,8 @@ class Port:
         self._handlers = handlers
         self._writer = None if rings is None else RingWriter(rings.written)
         self._reader = None if rings is None else RingReader(rings.read)
+        for descriptor in rings or ():
+            os.close(descriptor)  # the mappings need it no more
         self._read: deque[int] = deque()
         """Blocks that nobody reads any more. Any thread may append."""
         self.close = self._link.close

@@ -12,6 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 FLOORS: Final = (
     "api/python",
     "api/ray",
+    "api/fleet",
     "api/commands",
     "api/http",
     "api/http/http2",

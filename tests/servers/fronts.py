@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup, UNIXSocketStream
 
 from staged_pool.runtime.caching.fingerprints import new_secret
@@ -34,8 +33,8 @@ def terms_of(model: Model, config: EngineConfig) -> ModelTerms:
     """Return the terms that the engine process gives fronts for a model."""
     card = model.card
     return ModelTerms(
-        card=msgspec.to_builtins(card),
-        preparation={},
+        card=card,
+        preparation=None,
         fed_limits={lane: LaneLimits.of_model(lane, config, card).fed_tokens for lane in card.lanes},
         secret=new_secret(),
     )
@@ -80,16 +79,17 @@ async def join(tasks: TaskGroup, desk: FrontDesk, front: Joined, *, rings: bool 
     """Make a line, and wait until the front is welcome."""
     ours, theirs = socket.socketpair()
     up, down = (open_memory(RING_BYTES), open_memory(RING_BYTES)) if rings else (-1, -1)
+    both = (Rings(up, down), Rings(os.dup(down), os.dup(up))) if rings else (None, None)
     front_end = await UNIXSocketStream.from_socket(ours)
     engine_end = await UNIXSocketStream.from_socket(theirs)
     front.scope = anyio.CancelScope()
 
     async def serve() -> None:
         with front.scope:
-            front.ends.append(await desk.serve(engine_end, Rings(down, up) if rings else None))
+            front.ends.append(await desk.serve(engine_end, both[1]))
 
     async def run() -> None:
-        front.ends.append(await front.line.run(front_end, Rings(up, down) if rings else None))
+        front.ends.append(await front.line.run(front_end, both[0]))
 
     tasks.start_soon(serve)
     tasks.start_soon(run)
@@ -97,9 +97,6 @@ async def join(tasks: TaskGroup, desk: FrontDesk, front: Joined, *, rings: bool 
         await front.line.welcomed.wait()
         while front.line.fault:  # noqa: ASYNC110  # the event stays set from the line before
             await anyio.sleep(0.001)
-    if rings:
-        os.close(up)
-        os.close(down)
 
 
 @asynccontextmanager
@@ -122,10 +119,10 @@ async def fronts_on(
     """
     config = config or EngineConfig()
     prepares = front_model or model
-    desk = FrontDesk([terms_of(model, config)])
+    desk = FrontDesk()
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(device_engine_on(model, config, desk))
-        desk.engines = [device]
+        desk.add(device, terms_of(model, config))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         joined = [Joined(FrontLine(StageOptions().clock)) for _ in range(fronts)]

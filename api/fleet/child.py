@@ -1,0 +1,69 @@
+"""Program of a child process: `python -m staged_pool.api.fleet.child NAME`, started by the supervisor.
+
+It gets its settings from its standard input, and open files by their numbers in them. It ends by itself when its
+control line ends, so nothing of a server is left behind by a supervisor that is killed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
+from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.fleet.names import ENGINE
+from staged_pool.runtime.config import EngineConfig
+
+if TYPE_CHECKING:
+    from staged_pool.runtime.pipelines.file import PipelineFile  # imported when there is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSettings:
+    """All that a child must know. Nobody but the supervisor writes it, and nobody but its child reads it."""
+
+    name: str
+    """Such as `front-1`, or `engine`."""
+    process: ProcessConfig
+    server: ServerConfig
+    models: Sequence[EngineConfig]
+    pipelines: Sequence[PipelineFile]
+    listener: int
+    """Descriptor of the listening socket, which all fronts share."""
+    control: int
+    """Descriptor of the control line."""
+    handover: int
+    """Descriptor of the socket over which lines between fronts and the engine process come."""
+
+
+def main() -> None:
+    """Run one child until it is told to end."""
+    settings: ChildSettings = pickle.load(sys.stdin.buffer)  # noqa: S301  # written by the parent of this process
+    prepare_environment(offline=any(model.offline for model in settings.models))
+    from staged_pool.api.commands import logs
+
+    logs.configure(settings.process.log_level, settings.process.log_format, process=settings.name)
+    with errors_in_flag_words():
+        run(settings.process.backend, _program(settings))
+
+
+def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
+    control, handover = (socket.socket(fileno=number) for number in (settings.control, settings.handover))
+    if settings.name == ENGINE:
+        from staged_pool.api.fleet.engine import run_engine_process
+
+        return lambda: run_engine_process(settings.models, control, handover)
+    from staged_pool.api.fleet.front import run_front
+
+    listener = socket.socket(fileno=settings.listener)
+    listener.setblocking(False)
+    return lambda: run_front(settings.server, settings.models, settings.pipelines, listener, control, handover)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The engine process: it owns the devices, and computes for all fronts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup, UNIXSocketStream
+
+from staged_pool.api.fleet.control import Beat, Control, Drain, Ready, receive_line
+from staged_pool.api.fleet.snapshot import snapshot
+from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.device_engine import DeviceEngine
+from staged_pool.runtime.engine.front_desk import FrontDesk
+from staged_pool.runtime.engine.open import governor_for
+from staged_pool.runtime.engine.open_desk import open_desk
+from staged_pool.runtime.memory.allocator import give_back_freed_memory
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.remote.line import BEAT_S
+from staged_pool.runtime.remote.port import Rings
+from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.log import get_logger
+
+log = get_logger("staged_pool.fleet")
+
+
+async def run_engine_process(models: Sequence[EngineConfig], control: socket.socket, handover: socket.socket) -> None:
+    """Load the models, and compute for fronts until the supervisor orders the end.
+
+    Args:
+        models: Models to load, at least one.
+        control: Control line to the supervisor.
+        handover: Socket over which the lines to fronts come.
+
+    Raises:
+        ConfigError: A model cannot be loaded.
+        DeviceLost: A device failed.
+    """
+    process = _EngineProcess(models, governor_for(models[0]))
+    with single_errors():
+        await process.run(await UNIXSocketStream.from_socket(control), await UNIXSocketStream.from_socket(handover))
+
+
+class _EngineProcess:
+    def __init__(self, models: Sequence[EngineConfig], memory: MemoryGovernor) -> None:
+        self._models = models
+        self._memory = memory
+        self._drain = anyio.Event()
+        self._desk: FrontDesk | None = None
+        self._control: Control
+
+    async def run(self, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
+        self._control = Control(control, {Drain: lambda _: self._drain.set()})
+        async with anyio.create_task_group() as background:
+            background.start_soon(self._run_control)
+            background.start_soon(self._beat)
+            background.start_soon(self._memory.watch)
+            await anyio.to_thread.run_sync(self._memory.measure)
+            async with open_desk(self._models, self._memory) as self._desk:
+                tune_garbage_collector()
+                await anyio.to_thread.run_sync(_release_memory_of_loading)
+                self._control.post(Ready())
+                for engine in self._desk.engines:
+                    card = engine.model.card
+                    log.info("engine.ready", model=card.name, load_s=round(card.load_s, 3))
+                async with anyio.create_task_group() as serving:
+                    serving.start_soon(self._take_fronts, handover, serving)
+                    for engine in self._desk.engines:
+                        serving.start_soon(self._watch, engine)
+                    await self._drain.wait()
+                    serving.cancel_scope.cancel()
+            background.cancel_scope.cancel()
+        await handover.aclose()
+
+    async def _run_control(self) -> None:
+        await self._control.run()
+        os._exit(0)  # the supervisor is gone, and with it all fronts
+
+    async def _take_fronts(self, handover: UNIXSocketStream, serving: TaskGroup) -> None:
+        while (line := await receive_line(handover)) is not None:
+            serving.start_soon(self._serve, *line)
+
+    async def _serve(self, stream: UNIXSocketStream, rings: Rings) -> None:
+        assert self._desk is not None
+        reason = await self._desk.serve(stream, rings)
+        log.info("front.left", reason=reason)
+
+    async def _watch(self, engine: DeviceEngine) -> None:
+        raise DeviceLost(await engine.wait_broken())
+
+    async def _beat(self) -> None:
+        """Tell the fronts the state of each model, and the supervisor the work so far."""
+        while True:
+            desk = self._desk
+            if desk is not None:
+                desk.tell_states()
+            engines = [] if desk is None else desk.engines
+            self._control.post(
+                Beat(
+                    snapshot(
+                        {engine.model.card.name: engine.statistics() for engine in engines},
+                        loads={engine.model.card.name: engine.load() for engine in engines},
+                    )
+                )
+            )
+            await anyio.sleep(BEAT_S)
+
+
+def _release_memory_of_loading() -> None:
+    give_back_freed_memory()
+    release_weight_pages()

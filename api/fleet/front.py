@@ -1,0 +1,149 @@
+"""A front: HTTP, parse, preprocess and postprocess, in front of the engine process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import count
+
+import anyio
+from anyio.abc import UNIXSocketStream
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Ready, Tell, receive_line
+from staged_pool.api.fleet.snapshot import snapshot
+from staged_pool.api.http.server import Server
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open_front import open_front_engines
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.pipelines.file import PipelineFile
+from staged_pool.runtime.remote.line import BEAT_S, FrontLine
+from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.stage import StageOptions
+
+ANSWER_S = 2.0
+"""Longest wait for a report of the supervisor, in seconds."""
+
+log = get_logger("staged_pool.fleet")
+
+
+async def run_front(
+    config: ServerConfig,
+    models: Sequence[EngineConfig],
+    pipelines: Sequence[PipelineFile],
+    listener: socket.socket,
+    control: socket.socket,
+    handover: socket.socket,
+) -> None:
+    """Serve until the supervisor orders the end, and the requests in flight are answered.
+
+    Args:
+        config: Settings of HTTP.
+        models: Models of the engine process.
+        pipelines: Pipelines to serve, on these models.
+        listener: The listening socket, which other fronts have, too.
+        control: Control line to the supervisor.
+        handover: Socket over which lines to the engine process come.
+    """
+    front = _Front(config, models, pipelines)
+    with single_errors():
+        await front.run(
+            listener, await UNIXSocketStream.from_socket(control), await UNIXSocketStream.from_socket(handover)
+        )
+
+
+class _Front:
+    def __init__(
+        self, config: ServerConfig, models: Sequence[EngineConfig], pipelines: Sequence[PipelineFile]
+    ) -> None:
+        self._line = FrontLine(StageOptions().clock)
+        self._server = Server(
+            config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self
+        )
+        self._control: Control
+        self._drain = anyio.Event()
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[anyio.Event, list[bytes]]] = {}
+
+    async def run(self, listener: socket.socket, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
+        self._control = Control(control, {Drain: lambda _: self._drain.set(), Tell: self._told})
+        async with anyio.create_task_group() as background:
+            background.start_soon(self._run_control)
+            background.start_soon(self._beat)
+            background.start_soon(self._take_lines, handover)
+            background.start_soon(self._close_when_told)
+            self._control.post(Ready())
+            await self._server.run(listener)
+            self._post_beat()
+            self._control.close()
+            background.cancel_scope.cancel()
+
+    async def report(self, name: str) -> bytes:
+        """Return a report on all processes.
+
+        Args:
+            name: `metrics` or `stages`.
+
+        Raises:
+            EngineStopped: The supervisor does not answer.
+        """
+        number, answer = next(self._numbers), (anyio.Event(), list[bytes]())
+        self._asked[number] = answer
+        self._post_beat()
+        self._control.post(Ask(number, name))
+        try:
+            with anyio.move_on_after(ANSWER_S):
+                await answer[0].wait()
+        finally:
+            del self._asked[number]
+        if not answer[1]:
+            raise EngineStopped("The supervisor of this server does not answer.")
+        return answer[1][0]
+
+    def _told(self, tell: Tell) -> None:
+        if (answer := self._asked.get(tell.number)) is not None:
+            answer[1].append(tell.body)
+            answer[0].set()
+
+    def _open_engines(
+        self, models: Sequence[EngineConfig], memory: MemoryGovernor
+    ) -> AbstractAsyncContextManager[Mapping[str, Engine]]:
+        return open_front_engines(self._line, models, memory)
+
+    async def _run_control(self) -> None:
+        await self._control.run()
+        os._exit(0)  # the supervisor is gone, and takes the engine process with it
+
+    async def _take_lines(self, handover: UNIXSocketStream) -> None:
+        """Serve one line to the engine process after another."""
+        while (line := await receive_line(handover)) is not None:
+            reason = await self._line.run(*line)
+            log.warning("engine.lost", reason=reason)
+
+    async def _close_when_told(self) -> None:
+        await self._drain.wait()
+        await self._server.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._post_beat()
+            self._line.beat()
+            await anyio.sleep(BEAT_S)
+
+    def _post_beat(self) -> None:
+        registry = self._server.registry
+        self._control.post(
+            Beat(
+                snapshot(
+                    registry.statistics(),
+                    pipelines=registry.pipeline_statistics(),
+                    http=self._server.http_statistics(),
+                )
+            )
+        )
