@@ -69,6 +69,7 @@ class Application:
         server_state: ServerState | None = None,
         config: ServerConfig | None = None,
         pipelines: Sequence[str] = (),
+        *,
         batches: Batches | None = None,
         fleet: Fleet | None = None,
     ) -> None:
@@ -78,7 +79,9 @@ class Application:
         self._metrics = ServerMetrics(registry, server_state)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
-        resources = Routes(registry, self._metrics, self._plugins, self._config, pipelines, batches=batches, fleet=fleet).table()
+        resources = Routes(
+            registry, self._metrics, self._plugins, self._config, pipelines, batches=batches, fleet=fleet
+        ).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path

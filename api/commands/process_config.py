@@ -22,6 +22,14 @@ class ProcessConfig:
         "Event loop. asyncio uses uvloop where it is installed, and is the faster one.",
         group="Server",
     )
+    api_servers: int = setting(
+        0,
+        "Front processes for HTTP, tokenizing and images, before one process for the device. 0: one does all.",
+        group="Server",
+        low=0,
+        high=64,
+        more="Use it when the Python code of one process is the limit: docs/processes.md.",
+    )
     api_key_file: Path | None = setting(
         None,
         "File of API keys, one a line, to require on every route but those of probes. # begins a comment.",

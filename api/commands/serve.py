@@ -5,11 +5,13 @@ The socket listens before the heavy imports, so that an early client waits for a
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from staged_pool.api.commands.fleet import check_fleet, supervise
 from staged_pool.api.commands.given import (
     Given,
     build_server,
@@ -88,7 +90,10 @@ def _run(
     process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig], pipelines: Sequence[PipelineFile]
 ) -> None:
     server_context(server)  # before anything heavy: its files may be wrong
-    listener = bind(server.host, server.port) if server.unix_socket is None else bind_unix(server.unix_socket)
+    if process.api_servers:
+        _run_fleet(process, server, engines, pipelines)
+        return
+    listener = _listener(server)
     if server.quic_port is not None:
         from staged_pool.api.http.http3.protocol import check_installed
 
@@ -101,6 +106,23 @@ def _run(
 
     logs.configure(process.log_level, process.log_format)
     run(process.backend, lambda: run_server(server, engines, listener, quic_listener, pipelines))
+
+
+def _run_fleet(
+    process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig], pipelines: Sequence[PipelineFile]
+) -> None:
+    """Run fronts, an engine process, and the supervisor over them in this process."""
+    from staged_pool.api.commands import logs
+
+    check_fleet(process.api_servers, server, engines)
+    listener = _listener(server)
+    logs.configure(process.log_level, process.log_format, process="supervisor")
+    if code := supervise(process, server, engines, pipelines, listener):
+        raise click.exceptions.Exit(code)
+
+
+def _listener(server: ServerConfig) -> socket.socket:
+    return bind(server.host, server.port) if server.unix_socket is None else bind_unix(server.unix_socket)
 
 
 serve: Final = SettingsCommand(

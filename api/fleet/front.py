@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from itertools import count
 
 import anyio
@@ -37,6 +36,7 @@ async def run_front(
     config: ServerConfig,
     models: Sequence[EngineConfig],
     pipelines: Sequence[PipelineFile],
+    *,
     listener: socket.socket,
     control: socket.socket,
     handover: socket.socket,
@@ -59,13 +59,9 @@ async def run_front(
 
 
 class _Front:
-    def __init__(
-        self, config: ServerConfig, models: Sequence[EngineConfig], pipelines: Sequence[PipelineFile]
-    ) -> None:
+    def __init__(self, config: ServerConfig, models: Sequence[EngineConfig], pipelines: Sequence[PipelineFile]) -> None:
         self._line = FrontLine(StageOptions().clock)
-        self._server = Server(
-            config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self
-        )
+        self._server = Server(config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self)
         self._control: Control
         self._drain = anyio.Event()
         self._numbers = count(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-
 import msgspec
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,9 +18,6 @@ from staged_pool.api.fleet.snapshot import Snapshot, counters, total
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.stages.scheduling.entries import Priority
-
-
-
 
 
 @dataclass(slots=True)
@@ -113,7 +109,9 @@ def _joined(computed: EngineStatistics, prepared: list[EngineStatistics], *, is_
         overdue_preprocess_calls=fronts.overdue_preprocess_calls,
         stages=tuple(batch.get(stage.name, stage) for stage in fronts.stages),
         priorities={
-            priority: replace(computed.priorities[priority], waiting_requests=fronts.priorities[priority].waiting_requests)
+            priority: replace(
+                computed.priorities[priority], waiting_requests=fronts.priorities[priority].waiting_requests
+            )
             for priority in Priority
         },
         image_cache=fronts.image_cache,

@@ -250,7 +250,7 @@ class Server:
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         pipelines = [pipeline.name for pipeline in self._pipelines]
         application = self._application = Application(
-            self.registry, self.state, self._config, pipelines, self._batches, self._fleet
+            self.registry, self.state, self._config, pipelines, batches=self._batches, fleet=self._fleet
         )
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
@@ -284,7 +284,7 @@ class Server:
     async def _handle_signals(self) -> None:
         _dump_stacks_on_signals()
         async with anyio.create_task_group() as closing:
-            with anyio.open_signal_receiver(*_ending_signals()) as signals:
+            with anyio.open_signal_receiver(*ending_signals()) as signals:
                 async for number in signals:
                     log.info("server.stopping", signal=number.name)
                     if self._is_closing or self.registry.leaving:
@@ -299,7 +299,7 @@ class Server:
             watchdog.start()
 
 
-def _ending_signals() -> list[signal.Signals]:
+def ending_signals() -> list[signal.Signals]:
     """Return the signals that drain the server."""
     names = ["SIGTERM", "SIGINT"]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it

@@ -27,7 +27,7 @@ from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, Phase
@@ -59,7 +59,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: Preparer,
         *,
         lanes: Mapping[Lane, LaneParts],
         tokenize: Offload,

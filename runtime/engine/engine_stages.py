@@ -12,7 +12,7 @@ from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
 from staged_pool.runtime.engine.stage_group import StageGroup
-from staged_pool.runtime.model import Lane, Model, ModelInput, ModelRow
+from staged_pool.runtime.model import Lane, ModelInput, ModelRow, Preparer
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.channel import ENDED, Channel, Sender
 from staged_pool.stages.errors import EngineStopped
@@ -58,7 +58,7 @@ class EngineStages(StageGroup):
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: Preparer,
         *,
         accept: Callable[[Ticket, Request], Plan[ModelInput]],
         lanes: Mapping[Lane, LaneParts],

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow, Preparer
 from staged_pool.runtime.remote.batch import RemoteBatchStage
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.batch import BatchStage
@@ -160,7 +160,7 @@ class LaneStages:
         parts: Its threads and service time.
         rows: The channel to postprocess.
         config: Source of its limits.
-        model: Runs the forwards.
+        model: Prepares inputs, and runs the forwards if `remote` is None.
         preprocess: Runs in the preprocess stage.
         reuse: See `BatchScheduling.reuse`.
         cores: The use that all lanes make of the cores.
@@ -175,7 +175,7 @@ class LaneStages:
         rows: Sender[Sequence[Item[ModelRow]]],
         *,
         config: EngineConfig,
-        model: Model,
+        model: Preparer,
         preprocess: Preprocess[ModelInput, Any],
         reuse: RowReuse[Any, Any] | None,
         cores: SharedCores,
@@ -200,7 +200,7 @@ class LaneStages:
                 self.prepared,
                 rows,
                 config=config,
-                model=model,
+                model=cast(Model, model),  # it computes here
                 reuse=reuse,
                 nearby=nearby,
                 options=options,

@@ -80,4 +80,4 @@ async def _run_device_engine(
 def _terms(config: EngineConfig, model: Encoder) -> ModelTerms:
     card = model.card
     fed_limits = {lane: LaneLimits.of_model(lane, config, card).fed_tokens for lane in card.lanes}
-    return ModelTerms(card, model.front.preparation, fed_limits, new_secret())
+    return ModelTerms(card, model.preparation, fed_limits, new_secret())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.runtime.model import Model
+from staged_pool.runtime.model import Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.plugins.processor import AsgiApp, Process
 from staged_pool.runtime.plugins.request import PluginRequest
@@ -24,7 +24,7 @@ R = TypeVar("R")
 class PluginApi(ABC):
     """Methods of an engine for plugins. Each plugin has an engine of its own; that of the model knows them."""
 
-    _model: Model
+    _model: Preparer
     plugins: Mapping[str, PluginApi]
     """Engines of the plugins that were opened with this one, by name; if it is a plugin's, itself among them."""
 

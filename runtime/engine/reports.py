@@ -10,7 +10,7 @@ from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import BatchLane
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.model import Lane, Model
+from staged_pool.runtime.model import Lane, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, LaneLoad
@@ -34,7 +34,7 @@ class Reports:
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: Preparer,
         *,
         admission: Admission,
         stages: EngineStages,

@@ -11,7 +11,7 @@ from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
-from staged_pool.runtime.model import Lane, Model, ModelInput
+from staged_pool.runtime.model import Lane, ModelInput, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.plugins.request import PluginCompleter
 from staged_pool.runtime.remote.model import RemoteModel
@@ -24,7 +24,7 @@ from staged_pool.stages.stage import StageOptions
 @asynccontextmanager
 async def run_engine(
     config: EngineConfig,
-    model: Model,
+    model: Preparer,
     *,
     device: Offload,
     image_device: Offload | None = None,

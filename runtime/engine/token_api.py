@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.request_planner import check_images
-from staged_pool.runtime.model import Lane, Model
+from staged_pool.runtime.model import Lane, Preparer
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, TooLarge
@@ -22,7 +22,7 @@ class TokenApi(ABC):
     """Methods of an engine that turn texts into tokens and back. No stage takes part in them."""
 
     _config: EngineConfig
-    _model: Model
+    _model: Preparer
 
     @abstractmethod
     async def _run_preprocess(self, call: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:

@@ -12,8 +12,8 @@ ROOT: Final = Path(__file__).parents[2]
 FLOORS: Final = (
     "api/python",
     "api/ray",
-    "api/fleet",
     "api/commands",
+    "api/fleet",
     "api/http",
     "api/http/http2",
     "api/http/http3",

@@ -1,4 +1,4 @@
-"""Program of a child process: `python -m staged_pool.api.fleet.child NAME`, started by the supervisor.
+"""Program of a child process: `python -m staged_pool.api.commands.child`, started by the supervisor.
 
 It gets its settings from its standard input, and open files by their numbers in them. It ends by itself when its
 control line ends, so nothing of a server is left behind by a supervisor that is killed.
@@ -17,6 +17,7 @@ from staged_pool.api.commands.process import errors_in_flag_words, prepare_envir
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.names import ENGINE
+from staged_pool.api.fleet.processes import Files
 from staged_pool.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -33,17 +34,12 @@ class ChildSettings:
     server: ServerConfig
     models: Sequence[EngineConfig]
     pipelines: Sequence[PipelineFile]
-    listener: int
-    """Descriptor of the listening socket, which all fronts share."""
-    control: int
-    """Descriptor of the control line."""
-    handover: int
-    """Descriptor of the socket over which lines between fronts and the engine process come."""
+    files: Files
 
 
 def main() -> None:
     """Run one child until it is told to end."""
-    settings: ChildSettings = pickle.load(sys.stdin.buffer)  # noqa: S301  # written by the parent of this process
+    settings: ChildSettings = pickle.load(sys.stdin.buffer)  # written by the parent of this process
     prepare_environment(offline=any(model.offline for model in settings.models))
     from staged_pool.api.commands import logs
 
@@ -53,16 +49,18 @@ def main() -> None:
 
 
 def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
-    control, handover = (socket.socket(fileno=number) for number in (settings.control, settings.handover))
+    control, handover = (socket.socket(fileno=number) for number in (settings.files.control, settings.files.handover))
     if settings.name == ENGINE:
         from staged_pool.api.fleet.engine import run_engine_process
 
         return lambda: run_engine_process(settings.models, control, handover)
     from staged_pool.api.fleet.front import run_front
 
-    listener = socket.socket(fileno=settings.listener)
+    listener = socket.socket(fileno=settings.files.listener)
     listener.setblocking(False)
-    return lambda: run_front(settings.server, settings.models, settings.pipelines, listener, control, handover)
+    return lambda: run_front(
+        settings.server, settings.models, settings.pipelines, listener=listener, control=control, handover=handover
+    )
 
 
 if __name__ == "__main__":
