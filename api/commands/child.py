@@ -35,6 +35,8 @@ class ChildSettings:
     models: Sequence[EngineConfig]
     pipelines: Sequence[PipelineFile]
     files: Files
+    others_serve: bool
+    """True for a front that starts while others serve."""
 
 
 def main() -> None:
@@ -59,7 +61,13 @@ def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
     listener = socket.socket(fileno=settings.files.listener)
     listener.setblocking(False)
     return lambda: run_front(
-        settings.server, settings.models, settings.pipelines, listener=listener, control=control, handover=handover
+        settings.server,
+        settings.models,
+        settings.pipelines,
+        listener=listener,
+        control=control,
+        handover=handover,
+        others_serve=settings.others_serve,
     )
 
 

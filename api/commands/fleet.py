@@ -55,9 +55,17 @@ def supervise(
     from staged_pool.api.fleet.processes import Launch, child_command, set_inheritable
     from staged_pool.api.fleet.supervisor import Supervisor
 
-    def settings(name: str, files: Files) -> bytes:
+    def settings(name: str, files: Files, others_serve: bool) -> bytes:
         return pickle.dumps(
-            ChildSettings(name=name, process=process, server=server, models=models, pipelines=pipelines, files=files)
+            ChildSettings(
+                name=name,
+                process=process,
+                server=server,
+                models=models,
+                pipelines=pipelines,
+                files=files,
+                others_serve=others_serve,
+            )
         )
 
     supervisor = Supervisor(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 
 import anyio
 from anyio.abc import UNIXSocketStream
 
+from staged_pool.api.app.fleet import Gate
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Ready, Tell, receive_line
 from staged_pool.api.fleet.snapshot import snapshot
@@ -40,6 +41,7 @@ async def run_front(
     listener: socket.socket,
     control: socket.socket,
     handover: socket.socket,
+    others_serve: bool,
 ) -> None:
     """Serve until the supervisor orders the end, and the requests in flight are answered.
 
@@ -50,8 +52,9 @@ async def run_front(
         listener: The listening socket, which other fronts have, too.
         control: Control line to the supervisor.
         handover: Socket over which lines to the engine process come.
+        others_serve: Leave connections to the other fronts until this one is ready.
     """
-    front = _Front(config, models, pipelines)
+    front = _Front(config, models, pipelines, others_serve=others_serve)
     with single_errors():
         await front.run(
             listener, await UNIXSocketStream.from_socket(control), await UNIXSocketStream.from_socket(handover)
@@ -59,9 +62,17 @@ async def run_front(
 
 
 class _Front:
-    def __init__(self, config: ServerConfig, models: Sequence[EngineConfig], pipelines: Sequence[PipelineFile]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Sequence[EngineConfig],
+        pipelines: Sequence[PipelineFile],
+        *,
+        others_serve: bool,
+    ) -> None:
         self._line = FrontLine(StageOptions().clock)
         self._server = Server(config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self)
+        self.gate = Gate(is_open=not others_serve)
         self._control: Control
         self._drain = anyio.Event()
         self._numbers = count(1)
@@ -74,7 +85,6 @@ class _Front:
             background.start_soon(self._beat)
             background.start_soon(self._take_lines, handover)
             background.start_soon(self._close_when_told)
-            self._control.post(Ready())
             await self._server.run(listener)
             self._post_beat()
             self._control.close()
@@ -107,10 +117,20 @@ class _Front:
             answer[1].append(tell.body)
             answer[0].set()
 
-    def _open_engines(
+    @asynccontextmanager
+    async def _open_engines(
         self, models: Sequence[EngineConfig], memory: MemoryGovernor
-    ) -> AbstractAsyncContextManager[Mapping[str, Engine]]:
-        return open_front_engines(self._line, models, memory)
+    ) -> AsyncIterator[Mapping[str, Engine]]:
+        """Open the engines of this front.
+
+        While the models load, it answers that they do. From the moment that they are loaded another front may be
+        ready, so this one takes no connections until it is, too.
+        """
+        await self._line.welcomed.wait()
+        self.gate.close()
+        async with open_front_engines(self._line, models, memory) as engines:
+            self._control.post(Ready())
+            yield engines
 
     async def _run_control(self) -> None:
         await self._control.run()

@@ -44,8 +44,11 @@ class Launch:
     command: Sequence[str]
     listener: int
     """Descriptor of the listening socket."""
-    settings: Callable[[str, Files], bytes]
-    """Makes the settings of the child with a name; it reads them from its standard input."""
+    settings: Callable[[str, Files, bool], bytes]
+    """Makes the settings of a child from its name, its files, and if other fronts serve.
+
+    It reads them from its standard input.
+    """
 
 
 class Child:
@@ -110,7 +113,13 @@ class Child:
                 await self.process.aclose()
 
 
-async def start(name: str, launch: Launch, handlers: Mapping[type[Any], Callable[[Child, Any], object]]) -> Child:
+async def start(
+    name: str,
+    launch: Launch,
+    handlers: Mapping[type[Any], Callable[[Child, Any], object]],
+    *,
+    others_serve: bool,
+) -> Child:
     """Start a child process, in a session of its own: signals of a terminal go to the supervisor alone."""
     control, its_control = socket.socketpair()
     handover, its_handover = socket.socketpair()
@@ -140,11 +149,11 @@ async def start(name: str, launch: Launch, handlers: Mapping[type[Any], Callable
     )
     try:
         assert process.stdin is not None
-        await process.stdin.send(launch.settings(name, files))
+        await process.stdin.send(launch.settings(name, files, others_serve))
         await process.stdin.aclose()
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # it has ended already, and `wait` tells its exit code
-    log.info("process.started", process=name, pid=process.pid)
+    log.info("process.started", child=name, pid=process.pid)
     return child
 
 

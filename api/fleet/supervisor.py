@@ -87,7 +87,8 @@ class Supervisor:
             Ask: self._answer,
         }
         while not self._stopping.is_set():
-            child = await start(name, self._launch, handlers)
+            others_serve = any(other.is_ready for place, other in self._children.items() if place != names.ENGINE)
+            child = await start(name, self._launch, handlers, others_serve=others_serve)
             self._reports.started(name)
             self._set(name, child)
             code = await self._run(child)
@@ -100,7 +101,7 @@ class Supervisor:
                 children.cancel_scope.cancel()
                 return
             pause_s = FIRST_PAUSE_S if child.lived_s > STEADY_S else pause_s
-            log.error("process.ended", process=name, exit_code=code, restarts_in_s=pause_s)
+            log.error("process.ended", child=name, exit_code=code, restarts_in_s=pause_s)
             with anyio.move_on_after(pause_s):
                 await self._stopping.wait()
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -136,14 +137,14 @@ class Supervisor:
             await anyio.sleep(1.0)
             for child in list(self._children.values()):
                 if (silent_s := time.monotonic() - child.heard_at) > self._silent_s:
-                    log.error("process.silent", process=child.name, silent_s=round(silent_s, 1))
+                    log.error("process.silent", child=child.name, silent_s=round(silent_s, 1))
                     child.kill()
 
     # ---- reports ----
 
     def _take_ready(self, child: Child, _: Ready) -> None:
         child.is_ready = True
-        log.info("process.ready", process=child.name, after_s=round(child.lived_s, 3))
+        log.info("process.ready", child=child.name, after_s=round(child.lived_s, 3))
 
     def _answer(self, child: Child, ask: Ask) -> None:
         body = self._reports.metrics() if ask.report == "metrics" else self._reports.stages()

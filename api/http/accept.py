@@ -14,6 +14,7 @@ import sniffio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
 
+from staged_pool.api.app.fleet import Gate
 from staged_pool.api.asgi import App
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig, Service
@@ -74,7 +75,9 @@ class Acceptor:
             limit=self._limit,
         )
 
-    async def run(self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float) -> None:
+    async def run(
+        self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float, gate: Gate | None = None
+    ) -> None:
         """Serve until `until` returns; then shut the connections down.
 
         Cancellation cancels the connections.
@@ -83,12 +86,13 @@ class Acceptor:
             listener: A non-blocking, listening socket; this method closes it.
             until: Returns when no more connections are to be accepted.
             grace_s: Seconds that connections have to end before they are cancelled.
+            gate: Accept only while it is open. None: accept always.
         """
         server_state = self._service.config.server_state
         async with anyio.create_task_group() as connections:
             try:
                 async with anyio.create_task_group() as accepting:
-                    accepting.start_soon(self._accept, listener, connections)
+                    accepting.start_soon(self._accept, listener, connections, gate or Gate())
                     await until()
                     accepting.cancel_scope.cancel()
             finally:
@@ -97,9 +101,12 @@ class Acceptor:
             await self._service.context.terminated.set()
             connections.cancel_scope.deadline = anyio.current_time() + grace_s
 
-    async def _accept(self, listener: socket.socket, connections: anyio.abc.TaskGroup) -> None:
+    async def _accept(self, listener: socket.socket, connections: anyio.abc.TaskGroup, gate: Gate) -> None:
         while True:
             await anyio.wait_readable(listener)
+            if not gate.is_open:
+                await gate.wait()
+                continue  # another process may have taken the connection
             for _ in range(ACCEPTED_AT_ONCE):
                 try:
                     accepted, address = listener.accept()

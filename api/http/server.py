@@ -222,6 +222,8 @@ class Server:
                 self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
                 if self._batches is not None:
                     self._batches.runner.start()
+                if self._fleet is not None:
+                    self._fleet.gate.open()
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -260,7 +262,8 @@ class Server:
                 config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
                 quic.start_soon(Http3(app, self._config, self.state).run, quic_listener)
             acceptor = Acceptor(app, fast_path, config, self._tls)
-            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S)
+            gate = None if self._fleet is None else self._fleet.gate
+            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S, gate)
             await self._until_quiet()
             quic.cancel_scope.cancel()
         self._serving.cancel()
