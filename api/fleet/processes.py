@@ -45,7 +45,7 @@ class Launch:
     listener: int
     """Descriptor of the listening socket."""
     settings: Callable[[str, Files, bool], bytes]
-    """Makes the settings of a child from its name, its files, and if other fronts serve.
+    """Makes the settings of a child: from its name, its files, and True if others serve.
 
     It reads them from its standard input.
     """

@@ -25,9 +25,9 @@ class _Process:
     """Snapshots of the processes that have had one place, such as `front-1`."""
 
     last: Snapshot | None = None
-    """Of the process that has it now. None: it has sent none yet."""
+    """The newest one of the present process. None: it has sent none yet."""
     before: Snapshot | None = None
-    """Counters of those that have ended. None: none has."""
+    """Counters of earlier processes. None: there were none."""
     starts: int = 0
 
 

@@ -76,7 +76,7 @@ def total(parts: Iterable[T]) -> T:
 
 
 def counters(statistics: T) -> T:
-    """Return the counters alone: what is left of a process that has ended."""
+    """Return the counters alone: they outlive a process."""
     return cast(T, _map(statistics, "", lambda number, name: number if name in _COUNTERS else type(number)()))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from staged_pool.runtime.admission.accounting import (
     DEFAULT_CLASS,
@@ -38,6 +38,7 @@ from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, T
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, TIMES_FREE
+from staged_pool.stages.ticket import Ticket
 
 EXPECTED_S: Final = 0.1
 """Seconds after a rejection in which more are expected. At twice the capacity, one comes each millisecond."""
@@ -260,6 +261,10 @@ class Admission:
             if name != lane and (reached := self._too_late(name, expected_s, reservation.request_class)) is not None:
                 raise self._reject(reached)
         reservation.lane, reservation.expected_s = max(expected.items(), key=lambda pair: pair[1])
+
+    def count_ticket(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
+        """Set the number of inputs of a ticket's request; see `count_items`."""
+        self.count_items(cast(Reservation, ticket.load), inputs)
 
     def leave(self, reservation: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
         """Give back what `enter` took.

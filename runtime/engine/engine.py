@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.runtime import arguments
-from staged_pool.runtime.admission.accounting import Arriving, RequestClass, Reservation
+from staged_pool.runtime.admission.accounting import Arriving, RequestClass
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.encode_api import EncodeApi
 from staged_pool.runtime.engine.engine_stages import EngineStages
@@ -85,7 +85,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
             else remote.account
         )
         plan = model.plan if isinstance(model, PluginModel) else lambda _, request: plan_task(request, model.card)
-        count_items = self._count_items if remote is None else remote.count_items
+        count_items = self._admission.count_ticket if remote is None else remote.count_ticket
         self._planner = RequestPlanner(config, model.card, count_items, plan, None if remote is None else remote.secret)
         self._stages = EngineStages(
             config,
@@ -303,9 +303,6 @@ class Engine(EncodeApi, TokenApi, PluginApi):
     def check_model(self, name: str | None) -> None:
         """See `RequestPlanner.check_model`."""
         self._planner.check_model(name)
-
-    def _count_items(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
-        self._admission.count_items(cast(Reservation, ticket.load), inputs)
 
     async def _run_preprocess(self, call: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""

@@ -88,7 +88,7 @@ async def run_front_engine(
 async def open_front_engines(
     line: FrontLine, configs: Sequence[EngineConfig], memory: MemoryGovernor
 ) -> AsyncIterator[Mapping[str, Engine]]:
-    """Wait for the engine process, and run an engine for each of its models for the length of a block.
+    """Wait for the engine process, and run an engine for each of its models.
 
     Args:
         line: The line to the engine process, which its owner runs.

@@ -167,7 +167,7 @@ class RemoteModel:
         """Return 0: requests wait for room in the engine process."""
         return 0
 
-    def count_items(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
+    def count_ticket(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
         """Set the number of inputs of a decoded request.
 
         Raises:

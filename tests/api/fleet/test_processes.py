@@ -1,0 +1,223 @@
+"""A server of several processes: real fronts, a real engine process, and the supervisor over them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.process import ServerProcess, serve_command
+from tests.servers.tiny_models import folder
+
+TEXTS = [f"text number {number} of the line" for number in range(40)]
+
+
+def flags(*more: str) -> list[str]:
+    model = (
+        "--model",
+        str(folder("embedder")),
+        "--dtype",
+        "float32",
+        "--torch-threads",
+        "1",
+        "--preprocess-limit",
+        "1",
+    )
+    return serve_command(*model, "--api-servers", "2", *more)
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("fleet") / "log"
+    with ServerProcess(flags("--backend", request.param), log) as running:
+        running.wait_ready()
+        yield running
+
+
+def children(server: ServerProcess) -> dict[str, int]:
+    """Return the process id of the child that has each name now."""
+    return {event["child"]: event["pid"] for event in server.events if event["event"] == "process.started"}
+
+
+def embed(server: ServerProcess, texts: list[str]) -> tuple[int, list[list[float]]]:
+    status, body = server.ask("/v1/embeddings", {"input": texts})
+    return status, [row["embedding"] for row in body["data"]] if status == 200 else []
+
+
+class Load:
+    """Clients that send until they are told to stop, each with its own text, and count the outcomes."""
+
+    def __init__(self, server: ServerProcess, clients: int = 4) -> None:
+        self._server = server
+        self._right = dict(zip(TEXTS, embed(server, TEXTS)[1], strict=True))
+        self._stop = threading.Event()
+        self.statuses: list[int] = []
+        self.lost: list[OSError] = []
+        self.wrong = 0
+        self.longest_s = 0.0
+        self._threads = [threading.Thread(target=self._send, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive(), "a client waits for ever"
+
+    def _send(self, number: int) -> None:
+        place = number
+        while not self._stop.is_set():
+            text = TEXTS[place % len(TEXTS)]
+            place += 1
+            began = time.monotonic()
+            try:
+                status, vectors = embed(self._server, [text])
+            except OSError as error:
+                self.lost.append(error)
+                time.sleep(0.01)  # nobody listens any more, or not yet
+            else:
+                self.statuses.append(status)
+                if status == 200 and max(abs(a - b) for a, b in zip(vectors[0], self._right[text], strict=True)) > 1e-5:
+                    self.wrong += 1
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+
+    def answered(self) -> int:
+        return self.statuses.count(200)
+
+
+def test_two_fronts_answer_with_the_vectors_of_one_engine(server: ServerProcess) -> None:
+    answers = [embed(server, TEXTS) for _ in range(6)]  # a connection each: several fronts take them
+    assert {status for status, _ in answers} == {200}
+    assert all(vectors == answers[0][1] for _, vectors in answers)
+
+
+def test_reports_add_up_all_processes(server: ServerProcess) -> None:
+    before = _counted(server)
+    for _ in range(8):
+        assert embed(server, ["a text"])[0] == 200
+    server.wait_until(lambda: _counted(server) == before + 8)
+    stages = server.ask("/stages")[1]["models"]["embedder"]
+    assert [stage["name"] for stage in stages["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
+    server.wait_until(lambda: server.ask("/stages")[1]["models"]["embedder"]["admission"]["requests"] == 0)
+    up = [line for line in _metrics(server) if line.startswith("staged_pool_process_up")]
+    assert sorted(up) == [
+        f'staged_pool_process_up{{process="{name}"}} 1.0' for name in ("engine", "front-1", "front-2")
+    ]
+
+
+def test_a_front_that_is_killed_takes_only_its_own_clients_along_and_comes_back(server: ServerProcess) -> None:
+    before = _counted(server)
+    with Load(server) as load:
+        server.wait_until(lambda: load.answered() > 20)
+        killed = children(server)["front-1"]
+        os.kill(killed, signal.SIGKILL)
+        server.wait_until(lambda: children(server)["front-1"] != killed)
+        seen = load.answered()
+        server.wait_until(lambda: load.answered() > seen + 50)
+    assert set(load.statuses) == {200}
+    assert load.wrong == 0
+    assert len(load.lost) <= 4  # a connection that was open, for each client
+    server.wait_until(lambda: 'process_up{process="front-1"} 1.0' in server.ask("/metrics")[1].decode())
+    assert _counted(server) > before  # the counts of the killed one stay
+
+
+def test_an_engine_process_that_is_killed_fails_what_it_had_and_is_started_anew(server: ServerProcess) -> None:
+    with Load(server) as load:
+        server.wait_until(lambda: load.answered() > 20)
+        killed = children(server)["engine"]
+        os.kill(killed, signal.SIGKILL)
+        began = time.monotonic()
+        server.wait_until(lambda: 503 in load.statuses)
+        assert time.monotonic() - began < 1.5
+        assert server.ask("/health")[0] == 200
+        server.wait_until(lambda: server.ask("/ready")[0] == 200, within_s=60)
+        seen = load.answered()
+        server.wait_until(lambda: load.answered() > seen + 50)
+    assert set(load.statuses) == {200, 503}
+    assert load.lost == []
+    assert load.wrong == 0
+
+
+def test_an_engine_process_that_hangs_is_not_ready_within_two_seconds(server: ServerProcess) -> None:
+    engine = children(server)["engine"]
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        server.wait_until(lambda: server.ask("/ready")[0] == 503)
+        assert time.monotonic() - began < 2.5
+        assert "has said nothing" in server.ask("/ready")[1]["reason"]
+        assert server.ask("/health")[0] == 200
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    server.wait_until(lambda: server.ask("/ready")[0] == 200)
+
+
+def test_sigterm_under_load_loses_no_request_and_leaves_no_process(tmp_path: Path) -> None:
+    with ServerProcess(flags("--drain-lead", "0.2"), tmp_path / "log") as server:
+        server.wait_ready()
+        with Load(server) as load:
+            server.wait_until(lambda: load.answered() > 20)
+            pids = children(server).values()
+            assert server.end() == 0
+        assert set(load.statuses) <= {200, 503}
+        refused = [error for error in load.lost if isinstance(error, ConnectionRefusedError | ConnectionResetError)]
+        assert load.lost == refused
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    with ServerProcess(flags(), tmp_path / "log") as server:
+        server.wait_ready()
+        pids = list(children(server).values())
+        server.process.kill()
+        server.wait_until(lambda: not any(map(_runs, pids)))
+
+
+def test_a_setting_that_cannot_work_ends_the_server_with_its_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with ServerProcess(
+        serve_command("--model", str(tmp_path / "empty"), "--api-servers", "1"), tmp_path / "log"
+    ) as server:
+        assert server.exit_code() == 2
+        assert "empty" in server.log
+
+
+@pytest.mark.parametrize(
+    ("more", "why"), [(("--quic-port", "0"), "any of the fronts"), (("--batch-dir", "{folder}"), "must own the folder")]
+)
+def test_settings_that_need_one_process_are_rejected(tmp_path: Path, more: tuple[str, ...], why: str) -> None:
+    given = [flag.replace("{folder}", str(tmp_path)) for flag in more]
+    with ServerProcess(flags(*given), tmp_path / "log") as server:
+        assert server.exit_code() == 2
+        assert why in server.log
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _metrics(server: ServerProcess) -> list[str]:
+    return server.ask("/metrics")[1].decode().splitlines()
+
+
+def _counted(server: ServerProcess) -> float:
+    """Return the number of answered embedding requests, as `/metrics` has it."""
+    ok = 'route="/v1/embeddings",status="200"'
+    return sum(
+        float(line.rpartition(" ")[2]) for line in _metrics(server) if "http_requests_total" in line and ok in line
+    )
