@@ -19,8 +19,7 @@ from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Preparer
-from staged_pool.runtime.models.find import find_model
-from staged_pool.runtime.models.front import load_front_model
+from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.remote.model import RemoteModel
@@ -127,7 +126,7 @@ async def open_front_engines(
 
 def _load(config: EngineConfig, terms: ModelTerms, memory: MemoryBudget) -> Preparer:
     assert terms.preparation is not None
-    return load_front_model(config, find_model(config), terms.card, terms.preparation, memory)
+    return load_preparer(config, terms.card, terms.preparation, memory)
 
 
 async def _computes_elsewhere(function: Callable[[A], T], argument: A, /) -> T:

@@ -50,7 +50,7 @@ def embed(server: ServerProcess, texts: list[str]) -> tuple[int, list[list[float
 
 
 class Load:
-    """Clients that send until they are told to stop, each with its own text, and count the outcomes."""
+    """Clients that send until they are told to stop, and count the outcomes."""
 
     def __init__(self, server: ServerProcess, clients: int = 4) -> None:
         self._server = server
