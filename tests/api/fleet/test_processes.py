@@ -104,7 +104,7 @@ def test_reports_add_up_all_processes(server: ServerProcess) -> None:
     before = _counted(server)
     for _ in range(8):
         assert embed(server, ["a text"])[0] == 200
-    server.wait_until(lambda: _counted(server) == before + 8)
+    server.wait_until(lambda: _counted(server) >= before + 8)
     stages = server.ask("/stages")[1]["models"]["embedder"]
     assert [stage["name"] for stage in stages["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
     server.wait_until(lambda: server.ask("/stages")[1]["models"]["embedder"]["admission"]["requests"] == 0)
