@@ -212,7 +212,8 @@ def _runs(pid: int) -> bool:
 
 
 def _metrics(server: ServerProcess) -> list[str]:
-    return server.ask("/metrics")[1].decode().splitlines()
+    text: bytes = server.ask("/metrics")[1]
+    return text.decode().splitlines()
 
 
 def _counted(server: ServerProcess) -> float:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,6 +26,7 @@ from staged_pool.runtime.remote.line import FrontLine, ModelsChanged
 from staged_pool.runtime.remote.messages import Kind, Message, ModelTerms, Welcome, encoded
 from staged_pool.runtime.remote.port import Rings
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.channel import ENDED
 from staged_pool.stages.errors import StagedPoolError
@@ -128,9 +130,9 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
 )
 async def test_what_a_front_may_not_send_ends_its_line_with_words(sent: bytes, words: str) -> None:
     config, model = EngineConfig(), LetterModel()
-    desk = FrontDesk([terms_of(model, config)])
+    desk = FrontDesk()
     async with device_engine_on(model, config, desk) as device:
-        desk.engines = [device]
+        desk.add(device, terms_of(model, config))
         assert words in await say(desk, sent)
         await until(lambda: not device.statistics().admission.requests)
         assert not device.requests.open
@@ -147,18 +149,18 @@ async def test_what_a_front_may_not_send_ends_its_line_with_words(sent: bytes, w
 )
 async def test_memory_that_is_no_block_ends_the_line_with_words(sent: bytes, words: str) -> None:
     config, model = EngineConfig(), LetterModel()
-    desk = FrontDesk([terms_of(model, config)])
+    desk = FrontDesk()
     async with device_engine_on(model, config, desk) as device:
-        desk.engines = [device]
+        desk.add(device, terms_of(model, config))
         assert words in await say(desk, HELLO + admit() + sent, rings=True)
         assert not device.statistics().admission.requests
 
 
 async def test_garbage_of_a_front_ends_its_line_alone() -> None:
     config, model = EngineConfig(), LetterModel()
-    desk = FrontDesk([terms_of(model, config)])
+    desk = FrontDesk()
     async with device_engine_on(model, config, desk) as device:
-        desk.engines = [device]
+        desk.add(device, terms_of(model, config))
         for sent in garbage(TO_ENGINE, keep=1):
             await say(desk, sent)
             await until(lambda: not device.statistics().admission.requests)
@@ -200,7 +202,8 @@ def garbage(whole: list[bytes], *, keep: int) -> Iterator[bytes]:
 
 TERMS = terms_of(LetterModel(), EngineConfig())
 WELCOME = data(Welcome(VERSION, [TERMS]))
-STATE = data(messages.State(0, None, {"text": 0}))
+NO_LOAD = EngineLoad(requests=0, running=0, requests_per_second=0.0, fullness=0.0, lanes={})
+STATE = data(messages.State(0, None, None, {"text": 0}, NO_LOAD))
 
 
 def rows(**changed: Any) -> bytes:
@@ -254,8 +257,8 @@ async def hear(sent: bytes, use: Callable[[FrontLine, list[str]], Any] | None = 
         (STATE, "sends a State message, which this end does not take"),
         (WELCOME + WELCOME, "sends a Welcome message, which this end does not take"),
         (WELCOME + HELLO, "sends a Hello message, which this end does not take"),
-        (WELCOME + data(messages.State(1, None, {})), "a model 1, which does not exist"),
-        (WELCOME + data(messages.State(-1, None, {})), "a model -1, which does not exist"),
+        (WELCOME + data(messages.State(1, None, None, {}, NO_LOAD)), "a model 1, which does not exist"),
+        (WELCOME + data(messages.State(-1, None, None, {}, NO_LOAD)), "a model -1, which does not exist"),
         (WELCOME + data(messages.Clear(5, results=False)), "a model 5, which does not exist"),
         (WELCOME + plain(Kind.FREE, [0]), "this line has none"),
         (WELCOME + plain(Kind.REFUSED, 1, ["Overloaded", "full", {}]), "the arguments []"),
@@ -340,7 +343,7 @@ def asking(outcomes: list[object], line: FrontLine, reasons: list[str], *, patie
 async def test_an_engine_process_with_other_models_is_told_by_its_own_error() -> None:
     line = FrontLine(StageOptions().clock)
     line.terms = [TERMS]
-    other = ModelTerms(card={**TERMS.card, "width": 5}, preparation={}, fed_limits={}, secret=b"")
+    other = ModelTerms(card=replace(TERMS.card, width=5), preparation=None, fed_limits={}, secret=b"")
     ours, theirs = socket.socketpair()
     async with await UNIXSocketStream.from_socket(theirs) as engine_end:
         await engine_end.send(data(Welcome(VERSION, [other])))
