@@ -126,7 +126,10 @@ async def open_front_engines(
 
 def _load(config: EngineConfig, terms: ModelTerms, memory: MemoryBudget) -> Preparer:
     assert terms.preparation is not None
-    return load_preparer(config, terms.card, terms.preparation, memory)
+    preparer = load_preparer(config, terms.card, terms.preparation, memory)
+    for lane in preparer.card.lanes:
+        preparer.warm_up(lane)
+    return preparer
 
 
 async def _computes_elsewhere(function: Callable[[A], T], argument: A, /) -> T:

@@ -156,7 +156,7 @@ def test_variables_exist(path: Path) -> None:
 
 @each_document
 def test_metrics_exist(path: Path) -> None:
-    sources = "".join(source.read_text() for source in ROOT.glob("api/app/**/*.py"))
+    sources = "".join(source.read_text() for folder in ("app", "fleet") for source in ROOT.glob(f"api/{folder}/*.py"))
     for span in code(read(path)):
         for name in re.findall(r"staged_pool_(\w+?)(?:_total)?(?=\b|\{)", span.text):
             assert re.search(rf'"(staged_pool_)?{name}"', sources), span
