@@ -27,9 +27,12 @@ POLL_S: Final = 0.05
 
 FLAGS: Final = (
     *("--offline", "--dtype", "float32", "--torch-threads", "1", "--no-access-log"),
-    *("--drain-lead", "2", "--max-connections", "2000", "--target-delay", "2"),
+    *("--drain-lead", "2", "--max-connections", "2000", "--max-requests", "256"),
 )
-"""Flags of each replica; deploy/README.md has those that matter for gateways."""
+"""Flags of each replica; deploy/README.md has those that matter for gateways.
+
+With few requests in flight, overload is rejected on any machine, however fast it is.
+"""
 
 
 class Replica:
