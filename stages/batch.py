@@ -174,6 +174,7 @@ class BatchStage(Stage, Generic[P, R]):
                 if cached_items:
                     await self._sender.send(cached_items)
                 held.handed_on()
+            del items, cached_items  # the next ones may be long in coming
         self._ended = True
         self._work_waits.notify_all()
 
@@ -201,12 +202,22 @@ class BatchStage(Stage, Generic[P, R]):
             self._sweep_above = max(self._fed_tokens, 2 * self._queue.waiting.tokens)
 
     async def _work(self) -> None:
-        while (batch := await self._next_batch()) is not None:
-            with self._slots.hold(batch.tokens, batch.items) as execution, self._custody(batch) as held:
-                results = await self._run(batch, execution)
-                if done := self.results.settle(batch, results, execution, held):
-                    await self._sender.send(done)
-                held.handed_on()
+        while await self._work_on_next():
+            pass
+
+    async def _work_on_next(self) -> bool:
+        """Run the next batch; return False if none will come.
+
+        Nothing of it is kept while the worker waits for another: its payloads may lie in memory of another process.
+        """
+        if (batch := await self._next_batch()) is None:
+            return False
+        with self._slots.hold(batch.tokens, batch.items) as execution, self._custody(batch) as held:
+            results = await self._run(batch, execution)
+            if done := self.results.settle(batch, results, execution, held):
+                await self._sender.send(done)
+            held.handed_on()
+        return True
 
     async def _next_batch(self) -> Batch[Item[P]] | None:
         """Wait for the next batch. None: the queue is empty and nothing will come any more."""

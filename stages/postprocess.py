@@ -84,6 +84,7 @@ class PostprocessStage(Stage, Generic[R]):
                 for ticket, sent_at in large:
                     await self._answer(ticket, sent_at, self._offload)
                 held.handed_on()
+            del items  # their rows may lie in memory of another process, and the next ones may be long in coming
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
         """Give rows to their tickets.

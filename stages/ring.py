@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from staged_pool.stages.wire import Bytes, WireError
@@ -37,18 +35,11 @@ class RingError(WireError):
     """The peer refers to memory that is not a block of the ring."""
 
 
-@dataclass(slots=True)
-class _Block:
-    start: int
-    end: int
-    is_free: bool = False
-
-
 class RingWriter:
     """The writing end of a ring.
 
-    Blocks are taken in order around the ring, and given back in any order. Room is free again once all blocks before it
-    are.
+    Blocks are given back in any order, and a block that is kept for long takes no room but its own. The first room that
+    is large enough is used: pages that were written before are written faster than fresh ones.
 
     Args:
         descriptor: From `open_memory`. It is not closed; the mapping stays valid without it.
@@ -57,13 +48,13 @@ class RingWriter:
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
         self._view = memoryview(self._memory)
-        self._blocks: deque[_Block] = deque()
-        self._by_start: dict[int, _Block] = {}
+        self._blocks: dict[int, int] = {}
+        """Ends of the blocks that the peer has not given back, by their starts."""
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the blocks that the peer has not given back."""
-        return sum(block.end - block.start for block in self._by_start.values())
+        return sum(end - start for start, end in self._blocks.items())
 
     def write(self, parts: Sequence[Bytes]) -> int | None:
         """Write parts one behind the other into one block.
@@ -71,16 +62,13 @@ class RingWriter:
         Returns:
             The start of the block; None if the ring has no room for it.
         """
-        size = sum(map(len, parts))
-        if (start := self._room_for(size)) is None:
+        if (start := self._room_for(sum(map(len, parts)))) is None:
             return None
         place = start
         for part in parts:
             self._view[place : place + len(part)] = part
             place += len(part)
-        block = _Block(start, max(place, start + 1))
-        self._blocks.append(block)
-        self._by_start[start] = block
+        self._blocks[start] = max(place, start + 1)
         return start
 
     def give_back(self, start: int) -> None:
@@ -89,11 +77,8 @@ class RingWriter:
         Raises:
             RingError: There is no such block.
         """
-        if (block := self._by_start.pop(start, None)) is None:
+        if self._blocks.pop(start, None) is None:
             raise RingError(f"the peer gives back a block at {start}, where there is none")
-        block.is_free = True
-        while self._blocks and self._blocks[0].is_free:
-            self._blocks.popleft()
 
     def close(self) -> None:
         """Unmap the memory."""
@@ -102,15 +87,12 @@ class RingWriter:
 
     def _room_for(self, size: int) -> int | None:
         """Return the start of free room; None if there is too little in one piece."""
-        whole = len(self._view)
-        if not self._blocks:
-            return 0 if size <= whole else None
-        first, last = self._blocks[0].start, _aligned(self._blocks[-1].end)
-        if self._blocks[-1].start < first:  # the blocks go around the end of the memory
-            return last if last + size <= first else None
-        if last + size <= whole:
-            return last
-        return 0 if size <= first else None
+        place = 0
+        for start in sorted(self._blocks):
+            if place + size <= start:
+                return place
+            place = _aligned(self._blocks[start])
+        return place if place + size <= len(self._view) else None
 
 
 class RingReader:

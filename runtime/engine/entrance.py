@@ -62,6 +62,9 @@ class Entrance:
         clock: Clock of the stages, in seconds.
     """
 
+    is_immediate: Final = True
+    """A request that does not wait for room has its answer at once."""
+
     def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
         self._admission = admission
         self.check_open: Callable[[], object] = lambda: None

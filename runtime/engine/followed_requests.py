@@ -82,7 +82,8 @@ class FollowedRequests:
             reservation.answer = answer or own
             ticket = ticket_of(reservation)
             arrival = Arrival(ticket, arriving.body_bytes, self._clock())
-            timeout_s = ticket.deadline - arrival.sent_at if waits else arriving.timeout_s
+            is_later = waits or not self._entrance.is_immediate
+            timeout_s = ticket.deadline - arrival.sent_at if is_later else arriving.timeout_s
             return await self._follow(arrival, reservation, timeout_s)
 
     async def _follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:

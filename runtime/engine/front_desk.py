@@ -124,6 +124,7 @@ class _Front:
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 for item in items:
                     item.ticket.fail(EngineStopped("The engine is stopped."))
+            del items  # their payloads may lie in memory of the front, and the next ones may be long in coming
             self.port.post(messages.Credit(number, lane, 1))
 
     def leave_all(self) -> None:

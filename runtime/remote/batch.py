@@ -164,6 +164,7 @@ class RemoteBatchStage(Stage):
                 with custody(self.meter.name, (item.ticket for item in rows)) as held:
                     await self._sender.send(rows)
                     held.handed_on()
+                del rows  # the next ones may be long in coming
             elif self._ended and not self._pending:
                 return
             else:

@@ -73,6 +73,9 @@ class RemoteModel:
         clock: Clock of the stages, in seconds.
     """
 
+    is_immediate: Final = False
+    """Each request waits for the answer of the engine process."""
+
     def __init__(
         self,
         line: Line,

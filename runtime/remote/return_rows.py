@@ -45,3 +45,4 @@ class ReturnStage(Stage):
                 self._give([(cast(FrontTicket, item.ticket), item) for item in wanted])
                 self.meter.done += len(wanted)
                 held.handed_on()
+            del items, wanted  # their payloads may lie in memory of a front, and the next ones may be long in coming

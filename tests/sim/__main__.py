@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--web", action="store_true", help="worlds of HTTP connections, and not of an engine")
+    parser.add_argument("--lines", action="store_true", help="worlds of fronts and an engine process")
     parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
@@ -52,16 +53,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:
-        given = to_json(_kind(options.web).draw(options.seed)) if options.world is None else None
-        given = json.loads(options.world.read_text()) if given is None else given
-        kind = _kind(options.web)
+        kind = _kind(options)
+        given = to_json(kind.draw(options.seed)) if options.world is None else json.loads(options.world.read_text())
         return _one(kind, given, options.backend, verbose=options.verbose, whole=options.whole)
     if options.mutants:
         return _mutants(jobs=options.jobs, register=options.register, only=options.only)
     if options.coverage:
         print(*covered.shown(covered.never_reached(range(options.start, options.start + options.seeds))), sep="\n")
         return 0
-    return _many(_kind(options.web), options.start, options.seeds, options.backend, options.jobs)
+    return _many(_kind(options), options.start, options.seeds, options.backend, options.jobs)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,13 @@ class Kind:
     run_block: Callable[[tuple[Sequence[int], Backend]], tuple[int, list[Report], Counter[str]]]
 
 
-def _kind(is_web: bool) -> Kind:
-    if not is_web:
+def _kind(options: argparse.Namespace) -> Kind:
+    if options.lines:
+        from tests.sim.lines import plan as lines_plan
+        from tests.sim.lines import running as lines_running
+
+        return Kind(lines_plan.draw, lines_running.run_lines_json, lines_running.run_lines_block)
+    if not options.web:
         return Kind(draw, run_json, run_block)
     from tests.sim.web import plan, running  # the server, which takes longer to import than the engine
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from functools import partial
+from itertools import chain
+from typing import Any
+
 import anyio
 import numpy as np
 import pytest
 
-from tests.servers.fronts import fronts_on
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.device_engine import DeviceEngine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.remote.port import IN_FRAME_BYTES, Port
+from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    Overloaded,
+    StagedPoolError,
+)
+from tests.servers.fronts import Joined, fronts_on
+from tests.support.cards import BOTH_LANES
+from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
 
@@ -32,3 +52,210 @@ async def test_requests_of_two_fronts_share_one_device_and_get_their_own_rows() 
         await until(lambda: device.statistics().admission.requests == 0)
         assert device.statistics().admission.tokens == 0
         assert not any(device.admission.in_flight.fed.values())
+
+
+def at_rest(front: Joined, engine: Engine, device: DeviceEngine) -> bool:
+    """Return True if both accounts of a front are empty."""
+    admissions = engine.statistics().admission, device.statistics().admission
+    stages = [stage for model in front.line.models for stage in model._lanes.values()]
+    return not (
+        any(each.requests or each.tokens for each in admissions)
+        or any(device.admission.in_flight.fed.values())
+        or any(engine._admission.in_flight.fed.values())
+        or device.requests.open
+        or device.entrance.waiting
+        or any(stage.waiting or stage.pending_tokens or stage.credit.waiting for stage in stages)
+        or any(model._numbers for model in front.line.models)
+        or front.line._requests
+        or front.line.is_asked
+    )
+
+
+async def outcome(call: Awaitable[Any], outcomes: list[Any]) -> None:
+    try:
+        outcomes.append(await call)
+    except StagedPoolError as error:
+        outcomes.append(error)
+
+
+async def test_a_request_that_leaves_in_any_place_leaves_nothing() -> None:
+    """On the device, in its queue, and on their way to it: there is one credit."""
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    config = EngineConfig(channel_capacity=1, max_batch_items=1, coalesce=False)
+    async with fronts_on(model, config, fronts=2) as (engines, device, _, joined):
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            for place in range(40):
+                leaving.start_soon(engines[0].embed, [f"text {place}"] * 3)
+            stage = joined[0].line.models[0].lane("text")
+            await until(lambda: stage.waiting >= 3 and device.statistics().admission.requests == 41)
+            leaving.cancel_scope.cancel()
+        await until(lambda: at_rest(joined[0], engines[0], device))
+        gate.open()
+        assert (await engines[1].embed("b")).dense is not None
+        await until(lambda: at_rest(joined[1], engines[1], device))
+        assert sum(map(len, model.forwarded)) <= 3, "work of requests that left was done"
+
+
+async def test_a_request_that_waits_to_enter_may_leave() -> None:
+    gate = Gate()
+    async with fronts_on(LetterModel(on_forward=gate), EngineConfig(max_requests=1), fronts=2) as (
+        engines,
+        device,
+        _,
+        joined,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            async with anyio.create_task_group() as leaving:
+                request = EmbedRequest(inputs=(TextInput("second"),))
+                leaving.start_soon(partial(engines[1].submit, lambda: request, lambda made: made, waits=True))
+                await until(lambda: device.entrance.waiting == 1)
+                leaving.cancel_scope.cancel()
+            await until(lambda: device.entrance.waiting == 0)
+            gate.open()
+        await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
+
+
+async def test_one_account_rejects_the_requests_of_all_fronts() -> None:
+    gate = Gate()
+    async with fronts_on(LetterModel(on_forward=gate), EngineConfig(max_requests=1), fronts=2) as (engines, _, _, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            with pytest.raises(Overloaded, match="limit of 1 requests") as full:
+                await engines[1].embed("second")
+            assert full.value.retry_after_s >= 0
+            gate.open()
+
+
+async def test_errors_name_the_input_of_the_caller() -> None:
+    async with fronts_on(LetterModel()) as (engines, device, _, joined):
+        with pytest.raises(ModelFailed) as failed:
+            await engines[0].embed(["a", "NaN", "b"])
+        assert failed.value.index == 1
+        with pytest.raises(InvalidInput) as wrong:
+            await engines[0].embed(["a", "b", ""])
+        assert (wrong.value.index, wrong.value.param) == (2, "input")
+        await until(lambda: at_rest(joined[0], engines[0], device))
+
+
+async def test_a_deadline_names_the_stage() -> None:
+    gate = Gate()
+    async with fronts_on(LetterModel(on_forward=gate)) as (engines, device, _, joined):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            with pytest.raises(DeadlineExceeded) as late:
+                await engines[0].embed("second", timeout_s=0.05)
+            assert late.value.stage == "batch"
+            gate.open()
+        await until(lambda: at_rest(joined[0], engines[0], device))
+
+
+async def test_equal_inputs_of_two_fronts_are_computed_once_within_their_scope() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    config = EngineConfig(result_cache_mb=1)
+    async with fronts_on(model, config, fronts=2) as (engines, device, _, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            for engine in engines:
+                tasks.start_soon(engine.embed, "same")
+                tasks.start_soon(partial(engine.embed, "same", cache_salt="pepper"))
+                tasks.start_soon(partial(engine.embed, "same", tenant="a"))
+            await until(lambda: device.stages.batch["text"].waiting == 6)
+            gate.open()
+        assert sorted(chain(*model.forwarded)) == ["first", "same", "same", "same"]
+        await engines[0].embed("same")
+        await engines[1].embed("same", cache_salt="pepper")
+        assert len(list(chain(*model.forwarded))) == 4
+        await engines[1].embed("same", cache_salt="salt")
+        assert len(list(chain(*model.forwarded))) == 5
+
+
+async def test_the_end_of_a_front_ends_its_work_alone() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    config = EngineConfig(channel_capacity=1, max_batch_items=1, coalesce=False)
+    outcomes: list[Any] = []
+    async with fronts_on(model, config, fronts=2) as (engines, device, _, joined):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outcome, engines[1].embed("other"), outcomes)
+            await gate.arrived()
+            lost: list[Any] = []
+            for place in range(20):
+                tasks.start_soon(outcome, engines[0].embed([f"text {place}"] * 3), lost)
+            await until(lambda: device.statistics().admission.requests == 21)
+            joined[0].scope.cancel()
+            await until(lambda: device.statistics().admission.requests == 1 and len(lost) == 20)
+            assert all(isinstance(error, EngineStopped) and error.retry_after_s > 0 for error in lost)
+            assert "ended" in str(engines[0].fault)
+            with pytest.raises(EngineStopped):
+                await engines[0].embed("nobody computes it")
+            gate.open()
+        assert np.array_equal(outcomes[0].dense[0], expected("other"))
+        assert sum(map(len, model.forwarded)) <= 3
+        await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
+
+
+@pytest.mark.parametrize("rings", [True, False])
+async def test_large_images_keep_their_pixels(rings: bool) -> None:
+    """Through rings, and through the frame where there are none."""
+    read: list[str] = []
+    model = LetterModel(card=BOTH_LANES, on_forward=read.extend)
+    images = [chr(97 + place) * (IN_FRAME_BYTES + 1 + place) for place in range(6)]
+    async with fronts_on(model, fronts=2, rings=rings) as (engines, device, desk, joined):
+        async with anyio.create_task_group() as tasks:
+            for engine in engines:
+                tasks.start_soon(engine.embed, [Image(image.encode()) for image in images])
+        assert set(read) == set(images)
+        await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
+        desk.tell_states()
+        lines = [front.line._port for front in joined]
+        await until(lambda: all(line is not None and not _used(line) for line in lines))
+
+
+def _used(line: Port) -> int:
+    return line._writer.used_bytes if line._writer is not None else 0
+
+
+async def test_a_front_streams_and_tokenizes() -> None:
+    async with fronts_on(LetterModel()) as ((engine,), device, _, (front,)):
+        request = EmbedRequest(inputs=tuple(TextInput(text) for text in ("ab", "c", "def")), normalize=False)
+        given: dict[int, Any] = {}
+
+        async def give(some: Any) -> None:
+            given.update(zip(*some, strict=True))
+
+        tokens = await engine.stream(lambda: request, lambda places, made: (places, made.dense), give)
+        assert tokens == 6
+        assert [given[place].tolist() for place in range(3)] == [expected(text).tolist() for text in ("ab", "c", "def")]
+        assert (await engine.tokenize("abc")).ids == [97, 98, 99]
+        assert np.array_equal(await engine.encode(["ab"]), [expected("ab")])
+        await until(lambda: at_rest(front, engine, device))
+
+
+async def test_a_draining_front_rejects_those_that_wait_to_enter() -> None:
+    gate, outcomes = Gate(), list[Any]()
+    async with fronts_on(LetterModel(on_forward=gate), EngineConfig(max_requests=1), fronts=2) as (
+        engines,
+        device,
+        _,
+        _,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines[0].embed, "first")
+            await gate.arrived()
+            request = EmbedRequest(inputs=(TextInput("second"),))
+            call = engines[1].submit(lambda: request, lambda made: made, waits=True)
+            tasks.start_soon(outcome, call, outcomes)
+            await until(lambda: device.entrance.waiting == 1)
+            await engines[1].drain(10)
+            await until(lambda: len(outcomes) == 1 and device.entrance.waiting == 0)
+            assert isinstance(outcomes[0], EngineStopped)
+            gate.open()

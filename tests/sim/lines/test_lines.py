@@ -1,0 +1,175 @@
+"""Many random schedules of fronts and an engine process, on lines that end anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from staged_pool.runtime.engine import front_desk
+from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote.arrays import Block
+from staged_pool.runtime.remote.batch import RemoteBatchStage
+from staged_pool.runtime.remote.line import FrontLine
+from staged_pool.runtime.remote.model import RemoteModel
+from staged_pool.runtime.remote.port import Port
+from staged_pool.stages.credit import CreditChannel
+from staged_pool.stages.ring import RingWriter
+from tests.sim.clock import BACKENDS, Backend
+from tests.sim.lines.plan import draw, from_json
+from tests.sim.lines.running import run_lines
+from tests.sim.running import collect_garbage, prepared
+from tests.sim.world import to_json
+
+BLOCK = 40
+BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 2 * BLOCK, BLOCK)]
+"""`python -m tests.sim --lines` runs more."""
+
+FRONT: Any = front_desk._Front
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_event_loop() -> None:
+    """Do not watch for blocking calls: the simulator has no sockets, threads or real time."""
+
+
+@pytest.mark.parametrize(("backend", "first"), BLOCKS)
+def test_every_request_has_one_right_outcome_and_both_accounts_are_empty(backend: Backend, first: int) -> None:
+    failed, outcomes = {}, Counter[str]()
+    with prepared():
+        for seed in range(first, first + BLOCK):
+            report = run_lines(draw(seed), backend)
+            outcomes += report.outcomes
+            if report.violations:
+                failed[seed] = report.violations
+        left = collect_garbage()
+    assert not failed
+    assert not left
+    assert outcomes["answered"] > outcomes.total() / 4, "these worlds are too hostile to prove anything"
+    assert outcomes["EngineStopped"] > 0, "nothing ends in these worlds"
+
+
+def test_a_world_reads_back_from_its_json() -> None:
+    for seed in range(20):
+        assert from_json(json.loads(json.dumps(to_json(draw(seed))))) == draw(seed)
+
+
+# ---- planted bugs ----
+
+
+def _drops(kind: type[messages.Message]) -> Any:
+    """Lose each message of a class."""
+    original = Port.post
+
+    def post(self: Port, message: Any) -> None:
+        if not isinstance(message, kind):
+            original(self, message)
+
+    return mock.patch.object(Port, "post", post)
+
+
+def credits_are_not_returned() -> Any:
+    return _drops(messages.Credit)
+
+
+def departures_are_lost() -> Any:
+    return _drops(messages.Leave)
+
+
+def errors_are_lost() -> Any:
+    return _drops(messages.Failed)
+
+
+def credits_are_returned_before_the_list_has_left() -> Any:
+    original = FRONT._take_items
+
+    def take(self: Any, message: messages.Items, block_of: Callable[[], Block]) -> None:
+        original(self, message, block_of)
+        self.port.post(messages.Credit(message.model, message.lane, 1))
+
+    return mock.patch.object(FRONT, "_take_items", take)
+
+
+def credits_of_an_old_line_are_kept() -> Any:
+    return mock.patch.object(CreditChannel, "reset")
+
+
+def lists_to_nobody_take_credits() -> Any:
+    original = RemoteModel._post
+
+    def post(self: RemoteModel, stage: RemoteBatchStage, items: Any) -> None:
+        if self._line.fault is None:
+            original(self, stage, items)
+        else:
+            for item in items:
+                item.ticket.fail(self._line.absent())
+
+    return mock.patch.object(RemoteModel, "_post", post)
+
+
+def tickets_are_left_at_the_end_of_a_line() -> Any:
+    original = FrontLine._end
+
+    def end(self: FrontLine) -> None:
+        requests, self._requests = self._requests, {}
+        original(self)
+        self._requests = requests
+
+    return mock.patch.object(FrontLine, "_end", end)
+
+
+def askers_are_left_at_the_end_of_a_line() -> Any:
+    return mock.patch.object(FrontLine, "reject")
+
+
+def work_of_a_dead_front_goes_on() -> Any:
+    return mock.patch.object(FRONT, "leave_all")
+
+
+def blocks_are_given_back_before_they_are_read() -> Any:
+    original = Port._block
+
+    def block(self: Port, message: Any, raw: bytes) -> Block:
+        if message.block is None:
+            return original(self, message, raw)
+        assert self._reader is not None
+        self._read.append(message.block)
+        return Block(self._reader.read(message.block, message.block_bytes))
+
+    return mock.patch.object(Port, "_block", block)
+
+
+def blocks_are_never_given_back() -> Any:
+    return mock.patch.object(Port, "give_back")
+
+
+def blocks_overlap() -> Any:
+    return mock.patch.object(RingWriter, "_room_for", lambda self, size: 0 if size <= len(self._view) else None)
+
+
+BUGS: dict[Callable[[], Any], int] = {
+    credits_are_not_returned: 0,
+    departures_are_lost: 0,
+    errors_are_lost: 0,
+    credits_are_returned_before_the_list_has_left: 0,
+    credits_of_an_old_line_are_kept: 55,
+    lists_to_nobody_take_credits: 48,
+    tickets_are_left_at_the_end_of_a_line: 43,
+    askers_are_left_at_the_end_of_a_line: 37,
+    work_of_a_dead_front_goes_on: 20,
+    blocks_are_given_back_before_they_are_read: 0,
+    blocks_are_never_given_back: 0,
+    blocks_overlap: 0,
+}
+"""Bugs, each with a seed that has noticed it; after a change of the worlds others may."""
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_noticed(bug: Callable[[], Any]) -> None:
+    with prepared(), bug():
+        assert any(run_lines(draw(seed), BACKENDS[seed % 2]).violations for seed in (BUGS[bug], *range(200)))
+        collect_garbage()
