@@ -214,14 +214,12 @@ class LineSimulation:
         ours, theirs = joined(self._rng, self.world)
         front.stream = ours
         memory = [open_memory(self.world.ring_bytes) for _ in range(2)] if self.world.ring_bytes else []
-        serving = partial(desk.serve, theirs, Rings(*memory[::-1]) if memory else None)
+        serving = partial(desk.serve, theirs, Rings(*map(os.dup, memory[::-1])) if memory else None)
         self._lines.start_soon(self._note_reason, serving)
         try:
             await self._note_reason(partial(front.line.run, ours, Rings(*memory) if memory else None))
         finally:
             ours.cut()
-            for descriptor in memory:
-                os.close(descriptor)
 
     async def _note_reason(self, serve: Any) -> None:
         reason = await serve()
