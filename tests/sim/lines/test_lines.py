@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from staged_pool.runtime.engine import front_desk
-from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote import arrays, messages
 from staged_pool.runtime.remote.arrays import Block
 from staged_pool.runtime.remote.batch import RemoteBatchStage
 from staged_pool.runtime.remote.line import FrontLine
@@ -151,6 +151,42 @@ def blocks_overlap() -> Any:
     return mock.patch.object(RingWriter, "_room_for", lambda self, size: 0 if size <= len(self._view) else None)
 
 
+def rows_go_to_another_input() -> Any:
+    original, earlier = arrays.pack_row, list[Any]()
+
+    def pack(values: Any, parts: Any) -> Any:
+        earlier.append(values)
+        return original(earlier[-2:][0], parts)
+
+    return mock.patch.object(front_desk, "pack_row", pack)
+
+
+def errors_name_no_input() -> Any:
+    original = FRONT.failed
+    return mock.patch.object(
+        FRONT, "failed", lambda self, ticket, error, index: original(self, ticket, error, index and 0)
+    )
+
+
+def items_of_ended_requests_are_kept() -> Any:
+    return mock.patch.object(RemoteBatchStage, "forget")
+
+
+def time_to_be_let_in_is_not_counted() -> Any:
+    return mock.patch.object(RemoteModel, "is_immediate", True)
+
+
+def waiting_requests_cannot_leave() -> Any:
+    original = FRONT._leave
+
+    def leave(self: Any, message: messages.Leave) -> None:
+        entering, self._entering = self._entering, {}
+        original(self, message)
+        self._entering = entering
+
+    return mock.patch.object(FRONT, "_leave", leave)
+
+
 BUGS: dict[Callable[[], Any], int] = {
     credits_are_not_returned: 0,
     departures_are_lost: 0,
@@ -164,6 +200,11 @@ BUGS: dict[Callable[[], Any], int] = {
     blocks_are_given_back_before_they_are_read: 0,
     blocks_are_never_given_back: 0,
     blocks_overlap: 0,
+    rows_go_to_another_input: 0,
+    errors_name_no_input: 8,
+    items_of_ended_requests_are_kept: 0,
+    time_to_be_let_in_is_not_counted: 1,
+    waiting_requests_cannot_leave: 44,
 }
 """Bugs, each with a seed that has noticed it; after a change of the worlds others may."""
 
