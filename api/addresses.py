@@ -24,12 +24,16 @@ ONE_MODEL: Final = "/v1/models/{id}"
 """Route of `GET /v1/models/org/name`."""
 
 OBJECT: Final = "staged_pool.object"
-"""Key in a scope: the id of the file or batch that the path names; absent if it names none."""
+"""Key in a scope: the file, the batch or the operator's model that the path names; absent if it names none."""
 
 ONE_FILE: Final = "/v1/files/{id}"
 FILE_CONTENT: Final = "/v1/files/{id}/content"
 ONE_BATCH: Final = "/v1/batches/{id}"
 CANCEL_BATCH: Final = "/v1/batches/{id}/cancel"
+
+ADMIN_MODELS: Final = "/admin/models"
+ONE_ADMIN_MODEL: Final = "/admin/models/{name}"
+"""Route of one model for operators; the name may have slashes."""
 
 MOST_SEGMENTS: Final = 16
 """Maximum number of path segments in the name of a model."""
@@ -39,6 +43,8 @@ _SLASHES: Final = re.compile(r"/{2,}")
 _AZURE: Final = re.compile(r"/openai/deployments/(?P<name>[^/]+)(?P<route>/.*)")
 _OBJECT: Final = re.compile(r"(?P<before>/v1/(?:files|batches)/)(?P<id>[^/]+)(?P<after>/content|/cancel|)")
 """Paths of one file or batch; their ids need no percent escapes."""
+
+_ADMIN: Final = re.compile(rf"{ADMIN_MODELS}/(?P<name>.+)")
 
 _ONE_MODEL: Final = re.compile(r"(?:/v1)?/models/(?P<name>.+)")
 
@@ -75,8 +81,12 @@ class Addresses:
         scope["path"], scope[MODEL] = route, model
 
     def _object(self, target: str) -> tuple[str, str] | None:
-        """Return the route and the id of a path of one file or batch; None if it is no such path."""
-        match = _OBJECT.fullmatch(_SLASHES.sub("/", target).rstrip("/").removeprefix("/openai"))
+        """Return the route and the id of a path of one object; None if it is no such path."""
+        tidy = _SLASHES.sub("/", target).rstrip("/")
+        if (one := _ADMIN.fullmatch(tidy)) is not None and ONE_ADMIN_MODEL in self._routes:
+            name = _unescaped(one["name"])
+            return None if name is None else (ONE_ADMIN_MODEL, name)
+        match = _OBJECT.fullmatch(tidy.removeprefix("/openai"))
         if match is None or (route := f"{match['before']}{{id}}{match['after']}") not in self._routes:
             return None
         return route, match["id"]

@@ -86,6 +86,29 @@ class ServerConfig:
         more="/health, /ready and /ping stay open. Other users of the machine can see flags: prefer --api-key-file, "
         "or the variable.",
     )
+    admin_api_keys: tuple[str, ...] = setting(
+        (),
+        "Key of the routes below /admin, which load and unload models. Repeat for several.",
+        group="Access",
+        flag="admin-api-key",
+        metavar="KEY",
+        secret=True,
+        default_text="no such routes",
+        more="It opens no other route, and an API key opens none of these. Prefer the variable to the flag.",
+    )
+    models_memory_bytes: int | None = setting(
+        None,
+        "Bytes of weights of all models, such as 20G. A load beyond it unloads models that were not used for longest.",
+        group="Limits",
+        flag="models-memory",
+        metavar="BYTES",
+        low=2**20,
+        high=2**50,
+        unit=BYTES,
+        default_text="no limit",
+        more="For models that POST /admin/models loads. Those given at the start are never unloaded for another one. "
+        "While a model loads, its weights come on top.",
+    )
     tenant_header: str | None = setting(
         None,
         "Header that names the tenant of a request, such as X-Tenant. Tenants share the device fairly.",
@@ -248,6 +271,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         check_keys(self.api_keys)
+        check_keys(self.admin_api_keys, "admin_api_key")
+        if set(self.api_keys) & set(self.admin_api_keys):
+            raise ConfigError("admin_api_key=(one of them): is an API key, too; operators need keys of their own")
         if self.tenant_header is not None:
             check_tenant_header(self.tenant_header)
         check_origins(self.cors_origins)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from staged_pool.api import status
 from staged_pool.api.asgi import Scope
@@ -21,6 +21,9 @@ OPEN: Final = frozenset(
     }
 )
 """Paths of probes, which need no key. Every other path needs one, even a path that does not exist."""
+
+ADMIN: Final = "/admin"
+"""Path of the routes by which operators change a running server. They have keys of their own."""
 
 TENANT: Final = "staged_pool.tenant"
 """Key in a scope: the tenant of the request."""
@@ -38,6 +41,8 @@ _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = re.compile(rb"bearer +(?P<key>[^ ]+) *", re.IGNORECASE)  # RFC 9110, section 11.4
 _AZURE_HEADER: Final = b"api-key"
 """Header with the bare key, as clients of Azure send it. `Authorization` takes precedence."""
+_Digests: TypeAlias = Mapping[bytes, tuple[str, str]]
+"""Tenant and owner of each key by its hash."""
 _HOW_TO_SEND: Final = "send one as `Authorization: Bearer <key>`"
 
 
@@ -47,10 +52,14 @@ class Keys:
     Args:
         keys: The keys. Without any, no request needs a key.
         tenant_header: Name of the header with the tenant, which replaces the key as tenant. None: no header.
+        admin_keys: The keys of operators, for paths below `ADMIN` alone. Other keys do not open these.
     """
 
-    def __init__(self, keys: Iterable[str] = (), tenant_header: str | None = None) -> None:
-        self._digests = {hashlib.sha256(key.encode()).digest(): _identity(key.encode()) for key in keys}
+    def __init__(
+        self, keys: Iterable[str] = (), tenant_header: str | None = None, admin_keys: Iterable[str] = ()
+    ) -> None:
+        self._digests = _digests(keys)
+        self._admin_digests = _digests(admin_keys)
         self._tenant_header = None if tenant_header is None else tenant_header.lower().encode()
 
     def __bool__(self) -> bool:
@@ -64,7 +73,8 @@ class Keys:
         """
         if scope["path"] in OPEN:
             return None
-        if self._digests and (problem := self._check(scope)) is not None:
+        known = self._admin_digests if self._admin_digests and is_admin(scope["path"]) else self._digests
+        if known and (problem := _check(scope, known)) is not None:
             return problem
         if self._tenant_header is not None:
             given = [value for name, value in scope["headers"] if name == self._tenant_header]
@@ -72,31 +82,47 @@ class Keys:
                 scope[TENANT], scope[OWNER] = _identity(b", ".join(given))
         return None
 
-    def _check(self, scope: Scope) -> Problem | None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        bare = [value.strip() for name, value in scope["headers"] if name == _AZURE_HEADER and not given]
-        if not given and not bare:
-            return Problem(kind=status.UNAUTHORIZED, message=f"An API key is required; {_HOW_TO_SEND}")
-        bearer = _BEARER.fullmatch(given[0]) if given else None
-        if len(given) + len(bare) > 1 or (given and bearer is None):
-            return Problem(kind=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
-        if (identity := self._identity_of(bare[0] if bearer is None else bearer["key"])) is None:
-            return Problem(kind=status.UNAUTHORIZED, message="The API key is not one of this server's")
-        scope[TENANT], scope[OWNER] = identity
-        return None
 
-    def _identity_of(self, given: bytes) -> tuple[str, str] | None:
-        """Return the tenant and the owner of a key; None if unknown. It takes the same time for any key."""
-        digest = hashlib.sha256(given).digest()
-        found = None
-        for known, identity in self._digests.items():
-            if hmac.compare_digest(digest, known):
-                found = identity
-        return found
+def _check(scope: Scope, known: _Digests) -> Problem | None:
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    bare = [value.strip() for name, value in scope["headers"] if name == _AZURE_HEADER and not given]
+    if not given and not bare:
+        return Problem(kind=status.UNAUTHORIZED, message=f"An API key is required; {_HOW_TO_SEND}")
+    bearer = _BEARER.fullmatch(given[0]) if given else None
+    if len(given) + len(bare) > 1 or (given and bearer is None):
+        return Problem(kind=status.UNAUTHORIZED, message=f"The API key cannot be read; {_HOW_TO_SEND}")
+    if (identity := _identity_of(bare[0] if bearer is None else bearer["key"], known)) is None:
+        whose = "for these routes" if is_admin(scope["path"]) else "one of this server's"
+        return Problem(kind=status.UNAUTHORIZED, message=f"The API key is not {whose}")
+    scope[TENANT], scope[OWNER] = identity
+    return None
 
 
-def check_keys(keys: Iterable[str]) -> None:
+def _identity_of(given: bytes, known: _Digests) -> tuple[str, str] | None:
+    """Return the tenant and the owner of a key; None if unknown. It takes the same time for any key."""
+    digest = hashlib.sha256(given).digest()
+    found = None
+    for each, identity in known.items():
+        if hmac.compare_digest(digest, each):
+            found = identity
+    return found
+
+
+def _digests(keys: Iterable[str]) -> _Digests:
+    return {hashlib.sha256(key.encode()).digest(): _identity(key.encode()) for key in keys}
+
+
+def is_admin(path: str) -> bool:
+    """Return True for a path below `ADMIN`, even without a route."""
+    return path == ADMIN or path.startswith(f"{ADMIN}/")
+
+
+def check_keys(keys: Iterable[str], setting: str = "api_key") -> None:
     """Check that clients can send all keys in a header.
+
+    Args:
+        keys: The keys.
+        setting: Setting that has them, for errors.
 
     Raises:
         ConfigError: A key is too long or has other characters; the message never has the key.
@@ -104,7 +130,7 @@ def check_keys(keys: Iterable[str]) -> None:
     for number, key in enumerate(keys, start=1):
         if len(key) > KEY_LIMIT or not _KEY.fullmatch(key):
             right = f"1 to {KEY_LIMIT} visible ASCII characters without spaces"
-            raise ConfigError(f"api_key=(number {number}): must be {right}")
+            raise ConfigError(f"{setting}=(number {number}): must be {right}")
 
 
 def read_keys(path: Path) -> list[str]:

@@ -59,6 +59,7 @@ NO_ROUTE: Final = ErrorKind(404, "NotFoundError", "route")
 WRONG_METHOD: Final = ErrorKind(405, "MethodNotAllowedError", "method")
 NO_OBJECT: Final = ErrorKind(404, "NotFoundError", "no_object")
 IN_USE: Final = ErrorKind(409, "ConflictError", "in_use")
+NO_MEMORY: Final = ErrorKind(507, "InsufficientStorageError", "no_memory")
 TOO_MANY_BATCHES: Final = ErrorKind(429, "RateLimitError", "too_many_batches")
 STORAGE_FULL: Final = ErrorKind(413, "RequestTooLargeError", "storage_full")
 SLOW_BODY: Final = ErrorKind(408, "TimeoutError", "slow_body")
@@ -160,6 +161,15 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
 class HttpError(Exception):
     """Rejection of a request at the level of HTTP, independent of its task."""
 
-    def __init__(self, kind: ErrorKind, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, kind: ErrorKind, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.problem = Problem(kind=kind, message=message, retry_after_s=retry_after_s)
+        self.problem = Problem(kind=kind, message=message, param=param, retry_after_s=retry_after_s)
+
+    @classmethod
+    def of(cls, problem: Problem) -> HttpError:
+        """Return the error of a problem that is known already."""
+        error = cls(problem.kind, problem.message)
+        error.problem = problem
+        return error

@@ -28,6 +28,12 @@ LEAST_MEMORY_BYTES: Final = 256 * 2**20
 """Least memory limit in bytes: Python and torch alone take this much. A smaller one is a mistake in the unit."""
 
 
+OF_ONE_MODEL: Final = frozenset(
+    {"model", "served_name", "plugin", "revision", "task", "score_template", "score_tokens", "dtype"}
+)
+"""Settings that are not taken over from one model for another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine. docs/configuration.md has the same table for reading.

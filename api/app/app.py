@@ -20,6 +20,7 @@ from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.app.load_report import LOAD_HEADER, LOAD_HEADER_FORMAT
 from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
 from staged_pool.api.app.plugin_routes import Forwarding, PluginRoutes
@@ -61,6 +62,7 @@ class Application:
         pipelines: Names of the pipelines; the registry has them once their models are loaded.
         batches: Files and batches. None: the server has no routes for them.
         fleet: Reports on all processes. None: there is only this one.
+        admin: Loads and unloads models. None: the server has no routes for that.
     """
 
     def __init__(
@@ -72,15 +74,23 @@ class Application:
         *,
         batches: Batches | None = None,
         fleet: Fleet | None = None,
+        admin: ModelAdmin | None = None,
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
         self._server_state = server_state = server_state or ServerState()
-        self._metrics = ServerMetrics(registry, server_state)
+        self._metrics = ServerMetrics(registry, server_state, registry.totals)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
         resources = Routes(
-            registry, self._metrics, self._plugins, self._config, pipelines, batches=batches, fleet=fleet
+            registry,
+            self._metrics,
+            self._plugins,
+            self._config,
+            pipelines,
+            batches=batches,
+            fleet=fleet,
+            admin=admin,
         ).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
@@ -89,7 +99,7 @@ class Application:
         self.front_door = FrontDoor(
             registry,
             RequestLimits(self._config, server_state),
-            Keys(self._config.api_keys, self._config.tenant_header),
+            Keys(self._config.api_keys, self._config.tenant_header, self._config.admin_api_keys),
             self._addresses,
             frozenset((method, path) for path in resources for method, of in resources[path].items() if of is alive),
         )

@@ -237,7 +237,7 @@ class Call:
 
     @property
     def object_id(self) -> str:
-        """Id of the file or batch that the path names; empty if it names none."""
+        """The file, the batch or the operator's model that the path names; empty if it names none."""
         found: str = self.scope.get(OBJECT, "")
         return found
 

@@ -57,4 +57,4 @@ class EngineFinder:
             return engine
         several = len(engines) > 1 and boundary is None
         narrowed = await self._bodies.peek(task.narrow, body) if task.narrow and several else None
-        return self._registry.enter(pick(task, engines, narrowed).card.name)
+        return self._registry.enter(pick(task, self._registry.engines, narrowed).card.name)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
+from staged_pool.api.app.engine_metrics import engine_families
+from staged_pool.api.app.engine_totals import EngineTotals
 from staged_pool.api.app.load_report import ServerLoad
 from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
@@ -17,10 +20,14 @@ RETRY_AFTER_S = 5.0
 """Seconds until a retry of a request that arrives while the server starts or drains."""
 
 
-class EngineRegistry:
-    """Engines of one server: opened once, when they are loaded, and closed once.
+_NONE: Final = "one model makes room for another"
 
-    It belongs to the event loop of the server.
+
+class EngineRegistry:
+    """Engines of one server: opened once, when they are loaded, and closed once. They may change meanwhile.
+
+    A handler submits to an engine in the same step of the event loop in which it gets the engine here, so one that has
+    left gets no further request. The registry belongs to the event loop of the server.
     """
 
     def __init__(self) -> None:
@@ -31,6 +38,8 @@ class EngineRegistry:
         """Largest limits of all models: the model of a request is not known before its body is read."""
         self.pipelines: Mapping[str, Pipeline] = {}
         """Pipelines on these engines, by name; empty until they are loaded."""
+        self.totals = EngineTotals(engine_families)
+        """Counters of engines that others have replaced."""
         self._closed_for = "loading the model"
         self._closes_soon_for = ""
         self.leaving = False
@@ -39,15 +48,36 @@ class EngineRegistry:
     def open(self, *engines: Engine, pipelines: Mapping[str, Pipeline] | None = None) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""
         self.pipelines = pipelines or {}
-        self._engines = {engine.card.name: engine for engine in engines}
-        self.engines = engines
-        self.limits = _limits([engine.config for engine in engines])
+        self._set({engine.card.name: engine for engine in engines})
         if not self.leaving:
             self._closed_for = ""
 
     def announce_close(self, reason: str) -> None:
         """Let `unready` give this reason from now on; requests are accepted until `close`."""
         self._closes_soon_for = reason
+
+    def put(self, engine: Engine) -> None:
+        """Send requests from now on to this engine. It takes the place of the one of its name, if there is one."""
+        replaced = self._engines.get(engine.card.name)
+        if replaced is not None:
+            self.totals.replaced(replaced)
+        self._set({**self._engines, engine.card.name: engine})
+
+    def remove(self, engine: Engine) -> None:
+        """Send no request to this engine from now on."""
+        self._set({name: each for name, each in self._engines.items() if each is not engine})
+
+    def ended(self, engine: Engine) -> None:
+        """Note that an engine has ended which gets no requests any more."""
+        self.totals.ended(engine)
+        if engine.card.name not in self._engines:
+            self.totals.forget(engine.card.name)
+
+    def _set(self, engines: dict[str, Engine]) -> None:
+        self._engines = engines
+        self.engines = tuple(engines.values())
+        if engines:
+            self.limits = _limits([engine.config for engine in self.engines])
 
     def close(self, reason: str) -> None:
         """Reject new requests from now on, with this reason; requests in flight continue."""
@@ -61,7 +91,9 @@ class EngineRegistry:
 
     def obstruction(self, name: str | None = None) -> str:
         """Return the reason as in `not_ready`, for one model, or for all models with None."""
-        return self._closed_for or self._first(name, lambda engine: engine.fault)
+        if self._closed_for or not self._engines:
+            return self._closed_for or _NONE
+        return self._first(name, lambda engine: engine.fault)
 
     def unready(self, name: str | None = None) -> str:
         """Return the reason why a gateway should send requests elsewhere; empty if it should not.
@@ -90,6 +122,8 @@ class EngineRegistry:
         """
         if self._closed_for:
             raise EngineStopped(f"The server accepts no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
+        if not self._engines:
+            raise EngineStopped(f"The server accepts no requests: {_NONE}", retry_after_s=RETRY_AFTER_S)
         engine = self._engines.get(name) if name else next(iter(self._engines.values()))
         if engine is None:
             raise self.unknown(name or "")

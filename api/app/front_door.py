@@ -17,7 +17,7 @@ from staged_pool.api.app.operation_routes import answer_alive
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.asgi import Scope
 from staged_pool.api.cors import is_preflight
-from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.keys import TENANT, Keys, is_admin
 from staged_pool.api.limits.request_limits import RequestLimits, is_open
 from staged_pool.api.limits.uploads import BATCHES, FILES
 from staged_pool.api.status import Problem
@@ -27,6 +27,11 @@ from staged_pool.stages.scheduling.entries import Priority
 
 _BATCHES_OFF: Final = Problem(
     kind=status.NO_ROUTE, message="Files and batches are off; `staged-pool serve --batch-dir FOLDER` turns them on."
+)
+
+_ADMIN_OFF: Final = Problem(
+    kind=status.NO_ROUTE,
+    message="Models are fixed at the start; `staged-pool serve --admin-api-key KEY` turns the routes below /admin on.",
 )
 
 
@@ -64,6 +69,8 @@ class FrontDoor:
                 return problem
         if self.limits.config.batch_dir is None and scope["path"].startswith((FILES, BATCHES)):
             return _BATCHES_OFF
+        if not self.limits.config.admin_api_keys and is_admin(scope["path"]):
+            return _ADMIN_OFF
         if is_open(scope):  # probes are subject to no limit
             return None
         return self.limits.too_many_connections(scope) or self.limits.too_many(scope)

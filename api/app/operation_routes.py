@@ -18,6 +18,7 @@ from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.openapi.admin import ADMIN_OPERATIONS
 from staged_pool.api.openapi.batches import BATCH_OPERATIONS
 from staged_pool.api.openapi.document import document
 from staged_pool.api.openapi.operations import OPERATIONS
@@ -149,6 +150,7 @@ class OperationRoutes:
         paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
         paths += [PIPELINES, *map(path_of, self._registry.pipelines)] if self._registry.pipelines else []
         paths += BATCH_OPERATIONS if self._config.batch_dir is not None else ()
+        paths += ADMIN_OPERATIONS if self._config.admin_api_keys else ()
         described = paths, call.scope.get("root_path", "")
         if self._described != described:
             made = partial(document, paths, self._config, described[1], pipeline_operations(self._registry.pipelines))

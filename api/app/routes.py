@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from staged_pool.api.app.admin_routes import AdminRoutes
 from staged_pool.api.app.batch_routes import BatchRoutes
 from staged_pool.api.app.batch_service import Batches
 from staged_pool.api.app.body_reader import BodyReader
@@ -14,6 +15,7 @@ from staged_pool.api.app.dialects import Listings
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.operation_routes import OperationRoutes
 from staged_pool.api.app.pages import HTML, PAGES
 from staged_pool.api.app.pipeline_routes import PipelineRoutes
@@ -40,6 +42,7 @@ class Routes:
         pipelines: Names of the pipelines.
         batches: Files and batches. None: the server has no routes for them.
         fleet: Reports on all processes. None: there is only this one.
+        admin: Loads and unloads models. None: the server has no routes for that.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Routes:
         *,
         batches: Batches | None = None,
         fleet: Fleet | None = None,
+        admin: ModelAdmin | None = None,
     ) -> None:
         config = config or ServerConfig()
         readers = ThreadOffload(1)
@@ -62,6 +66,7 @@ class Routes:
         self._listings = Listings(registry)
         self._pipelines = PipelineRoutes(registry, bodies, pipelines)
         self._batches = None if batches is None else BatchRoutes(registry, bodies, batches)
+        self._admin = None if admin is None else AdminRoutes(admin, bodies)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """Return the handlers by path and method."""
@@ -70,6 +75,8 @@ class Routes:
             table |= part.table()
         if self._batches is not None:
             table |= self._batches.table()
+        if self._admin is not None:
+            table |= self._admin.table()
         for path in PAGES:
             table[path] = {"GET": partial(_page, path), **table.get(path, {})}
         return table

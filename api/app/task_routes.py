@@ -123,7 +123,7 @@ class TaskRoutes:
         return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, call: Call, body: Body, boundary: bytes | None) -> Engine:
-        if call.engine is not None:
+        if call.engine in self._registry.engines and call.engine is not None:  # it may have left meanwhile
             return call.engine
         return await self._finder.find(task, body, boundary, call.named_model)
 

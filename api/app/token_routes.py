@@ -52,17 +52,18 @@ class TokenRoutes:
         )
 
     async def _tokenize_texts(self, body: Body, call: Call) -> Answer:
-        engine = self._tokenizer(call)
         texts, wanted = await self._bodies.read(tei_tokens.decode_tokenize, body)
+        engine = self._tokenizer(call)
         _check_count(len(texts), engine, "inputs")
         prompt = tei_tokens.prompt_of(wanted.prompt_name, engine.card)
         texts = [prompt + text for text in texts]
         special = wanted.add_special_tokens is not False
         call.words = tei_tokens.words_of(wanted)
         found = []
-        for index, text in enumerate(texts):
-            with _of_input(index):
-                found.append(await engine.tokenize(text, add_special_tokens=special))
+        with engine.visit():
+            for index, text in enumerate(texts):
+                with _of_input(index):
+                    found.append(await engine.tokenize(text, add_special_tokens=special))
         return Answer(tei_tokens.encode_tokens(texts, found))
 
     async def _detokenize(self, call: Call) -> Answer:
@@ -72,13 +73,15 @@ class TokenRoutes:
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
 
     async def _decode(self, call: Call) -> Answer:
-        engine = self._tokenizer(call)
+        self._tokenizer(call)  # reject before the body is read
         lists, skips, call.words = await self._bodies.read(tei_tokens.decode_ids, await self._bodies.json(call))
+        engine = self._tokenizer(call)
         _check_count(len(lists), engine, "ids")
         found = []
-        for index, ids in enumerate(lists):
-            with _of_input(index):
-                found.append(await engine.detokenize(ids, skip_special_tokens=skips))
+        with engine.visit():
+            for index, ids in enumerate(lists):
+                with _of_input(index):
+                    found.append(await engine.detokenize(ids, skip_special_tokens=skips))
         return Answer(dump(found))
 
     def _tokenizer(self, call: Call, model: str | None = None) -> Engine:

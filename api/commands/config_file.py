@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from staged_pool.api.commands.table import every_setting
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.settings import Kind, SettingField, settings_of
+from staged_pool.runtime.setting_values import checked_value
+from staged_pool.runtime.settings import SettingField, settings_of
 from staged_pool.stages.errors import ConfigError
 
 CONFIG_FILE: Final = "config_file"
@@ -20,15 +21,6 @@ CONFIG_FILE: Final = "config_file"
 
 MODELS_KEY: Final = "models"
 """Key of the array of tables, one for each model."""
-
-_EXPECTED: Final[Mapping[Kind, str]] = {
-    "text": "a text in quotes",
-    "texts": 'a list of texts, such as ["a", "b"]',
-    "path": "a path in quotes",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,34 +141,7 @@ def _checked(row: SettingField, value: Any, place: str, *, of_model: bool) -> An
     Raises:
         ConfigError: It is of another type, or out of range.
     """
-    many = row.kind == "texts" or (row.name == "model" and not of_model)
-    values = value if many and isinstance(value, list) else [value]
-    if not all(_fits(row, each) for each in values):
-        expected = f"one of {', '.join(row.choices)}" if row.kind == "choice" else _EXPECTED[row.given_kind]
-        found = "" if row.about.secret else f" = {_toml(value)}:"
-        raise ConfigError(f"{place}: {row.key}{found} must be {expected}")
     try:
-        row.check(row.read(values if many else value))
+        return checked_value(row, value, several=row.name == "model" and not of_model)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {row.key} = {_toml(value)}: {str(error).partition(': ')[2]}") from None
-    return values if many else value
-
-
-def _fits(row: SettingField, value: Any) -> bool:
-    if row.kind == "choice":
-        return value in row.choices
-    if row.kind == "bool":
-        return isinstance(value, bool)
-    if isinstance(value, bool):
-        return False
-    if row.given_kind == "int":
-        return isinstance(value, int)
-    if row.given_kind == "float":
-        return isinstance(value, int | float)
-    return isinstance(value, str) or (row.about.unit is not None and isinstance(value, int))
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+        raise ConfigError(f"{place}: {error}") from None

@@ -29,6 +29,11 @@ def check_fleet(api_servers: int, server: ServerConfig, models: Sequence[EngineC
     for name, value, why in (
         ("quic_port", server.quic_port, "a datagram of HTTP/3 could reach any of the fronts"),
         ("batch_dir", server.batch_dir, "one process must own the folder"),
+        (
+            "admin_api_key",
+            "..." if server.admin_api_keys else None,
+            "models are loaded in the process that has the keys",
+        ),
         ("plugin", next((model.plugin for model in models if model.plugin), None), "hooks run in one process"),
     ):
         if value:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from staged_pool.api.commands.given import Given
-
-_OF_ONE_MODEL: Final = frozenset(
-    {"model", "served_name", "plugin", "revision", "task", "score_template", "score_tokens", "dtype"}
-)
-"""Settings that are not taken over from one model for another."""
+from staged_pool.runtime.config import OF_ONE_MODEL
 
 
 class NamesModels(Protocol):
@@ -37,7 +33,7 @@ def with_models_of(pipelines: Iterable[NamesModels], given: Sequence[Given]) -> 
     names_none = len(given) == 1 and not {"model", "plugin"} & given[0].values.keys()
     models = [] if names_none else list(given)
     known = {name for each in models for name in _names(each)}
-    shared = {key: value for key, value in given[0].values.items() if key not in _OF_ONE_MODEL}
+    shared = {key: value for key, value in given[0].values.items() if key not in OF_ONE_MODEL}
     sources = {key: source for key, source in given[0].sources.items() if key in shared}
     return models + [Given(values={**shared, "model": name}, sources=sources) for name in wanted if name not in known]
 

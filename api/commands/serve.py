@@ -28,7 +28,7 @@ from staged_pool.api.commands.table import CONFIGS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
-from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.config import OF_ONE_MODEL, EngineConfig
 
 if TYPE_CHECKING:
     from staged_pool.runtime.pipelines.file import PipelineFile  # imported when there is one
@@ -74,8 +74,12 @@ def _serve(**_: Any) -> None:
         models = with_models_of(pipelines, given_models(given, config_file(ctx)))
         engines = build_engines(models)
         # Errors of a single model name its line in the file, also those that loading it finds.
+        base = Given(
+            values={name: value for name, value in given.values.items() if name not in OF_ONE_MODEL},
+            sources=given.sources,
+        ).build(EngineConfig)
         with (models[0] if len(models) == 1 else given).errors_by_source():
-            _run(process, server, engines, pipelines)
+            _run(process, server, engines, pipelines, base)
 
 
 def _read_pipelines(process: ProcessConfig) -> Sequence[PipelineFile]:
@@ -87,7 +91,11 @@ def _read_pipelines(process: ProcessConfig) -> Sequence[PipelineFile]:
 
 
 def _run(
-    process: ProcessConfig, server: ServerConfig, engines: list[EngineConfig], pipelines: Sequence[PipelineFile]
+    process: ProcessConfig,
+    server: ServerConfig,
+    engines: list[EngineConfig],
+    pipelines: Sequence[PipelineFile],
+    base: EngineConfig,
 ) -> None:
     server_context(server)  # before anything heavy: its files may be wrong
     if process.api_servers:
@@ -105,7 +113,7 @@ def _run(
     from staged_pool.api.http.server import serve as run_server
 
     logs.configure(process.log_level, process.log_format)
-    run(process.backend, lambda: run_server(server, engines, listener, quic_listener, pipelines))
+    run(process.backend, lambda: run_server(server, engines, listener, quic_listener, pipelines, base=base))
 
 
 def _run_fleet(

@@ -212,7 +212,9 @@ class MountedServer:
 
 
 def _check_for_host(server: ServerConfig) -> None:
-    """Reject settings of connections, which would have no effect."""
+    """Reject settings of connections, which would have no effect, and those of another process."""
+    if server.admin_api_keys or server.models_memory_bytes is not None:
+        raise ConfigError("admin_api_key=...: is for `staged-pool serve`; a host loads models by `open_engines`")
     for row in fields(server):
         if row.name in OF_CONNECTIONS and (value := getattr(server, row.name)) != row.default:
             message = "a mounted server has no connections; set it for the server that runs this application"

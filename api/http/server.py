@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import socket
@@ -19,6 +18,8 @@ from staged_pool.api.app.batch_service import Batches, batches_of
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.http_statistics import HttpStatistics
+from staged_pool.api.app.model_admin import ModelAdmin
+from staged_pool.api.app.model_users import users_of
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig
@@ -26,11 +27,14 @@ from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
+from staged_pool.api.http.process_setup import allow_files, dump_stacks_on_signals
 from staged_pool.api.http.tls import server_context
 from staged_pool.api.limits.server_state import GRACE_S, ServerState
 from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
+from staged_pool.api.wire.model_admin import base_of
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.engine_group import EngineGroup
 from staged_pool.runtime.engine.open import governor_for, open_engines
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
@@ -51,9 +55,6 @@ EXIT_OVERDUE: Final = 3
 DRAINING: Final = "the server is draining"
 """Reason in `/ready` from SIGTERM on."""
 
-_STDERR: Final = 2
-"""Descriptor of stderr: signal handlers must not use Python's streams."""
-
 OpenEngines: TypeAlias = Callable[
     [Sequence[EngineConfig], MemoryGovernor], AbstractAsyncContextManager[Mapping[str, Engine]]
 ]
@@ -67,6 +68,8 @@ async def serve(
     listener: socket.socket,
     quic_listener: socket.socket | None = None,
     pipelines: Sequence[PipelineFile] = (),
+    *,
+    base: EngineConfig | None = None,
 ) -> None:
     """Run a server until it is told to stop. It handles the signals of the process, and may end the process.
 
@@ -80,13 +83,14 @@ async def serve(
         listener: A listening socket, see `bind`; the server closes it.
         quic_listener: A UDP socket for HTTP/3, see `bind_udp`; the server closes it. `config` has the certificate.
         pipelines: Pipelines to serve, on these models.
+        base: See `Server`.
 
     Raises:
         ConfigError: A model cannot be loaded as configured.
         DeviceLost: An engine failed while it served.
     """
-    _allow_files(config.max_connections + SPARE_FILES)
-    await Server(config, models, owns_process=True, pipelines=pipelines).run(listener, quic_listener)
+    allow_files(config.max_connections + SPARE_FILES)
+    await Server(config, models, owns_process=True, pipelines=pipelines, base=base).run(listener, quic_listener)
 
 
 class Server:
@@ -99,6 +103,7 @@ class Server:
         open_engines: Opens the engines; replaced by a host with models of its own.
         pipelines: Pipelines to serve, on these models.
         fleet: Reports on all processes, of which this server is one front. None: there is only this process.
+        base: Settings of models that operators load. None: those that the first model would hand on.
 
     Raises:
         ConfigError: A TLS file is missing or wrong.
@@ -113,12 +118,16 @@ class Server:
         open_engines: OpenEngines = open_engines,
         pipelines: Sequence[PipelineFile] = (),
         fleet: Fleet | None = None,
+        base: EngineConfig | None = None,
     ) -> None:
         self._fleet = fleet
         self._pipelines = pipelines
         self.registry = EngineRegistry()
         self.memory = governor_for(models[0])
         self.state = ServerState(self.memory, config.max_connections)
+        self._admin: ModelAdmin | None = None
+        if config.admin_api_keys:
+            self._admin = ModelAdmin(self.registry, base or base_of(models[0]), self.memory, config.models_memory_bytes)
         self._config = config
         self._tls = server_context(config)
         self._models = models
@@ -186,6 +195,8 @@ class Server:
         self._is_closing = True
         if self._batches is not None:
             self._batches.runner.stop()
+        if self._admin is not None:
+            self._admin.stop()
         engines = self.registry.engines
         if not engines:
             # No request is in flight, and loading cannot be interrupted: there is no work to wait for.
@@ -230,11 +241,15 @@ class Server:
                     async with anyio.create_task_group() as watching:
                         for engine in engines.values():
                             watching.start_soon(self._watch, engine)
+                        if self._admin is not None and isinstance(engines, EngineGroup):
+                            self._admin.users += users_of(self.registry, self._batches)
+                            watching.start_soon(self._admin.run, engines, self._watch)
         except Exception as error:  # noqa: BLE001  # run() raises it after HTTP has shut down in order
             self._fail(only_error(error))
 
     async def _watch(self, engine: Engine) -> None:
-        self._fail(DeviceLost(await engine.wait_broken()))
+        if reason := await engine.wait_broken():
+            self._fail(DeviceLost(reason))
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -252,7 +267,13 @@ class Server:
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         pipelines = [pipeline.name for pipeline in self._pipelines]
         application = self._application = Application(
-            self.registry, self.state, self._config, pipelines, batches=self._batches, fleet=self._fleet
+            self.registry,
+            self.state,
+            self._config,
+            pipelines,
+            batches=self._batches,
+            fleet=self._fleet,
+            admin=self._admin,
         )
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
@@ -266,6 +287,8 @@ class Server:
             await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S, gate)
             await self._until_quiet()
             quic.cancel_scope.cancel()
+        if self._admin is not None and self._admin.is_loading:
+            self._end_process_after(GRACE_S, exit_code=0)  # nothing is in flight, and loading cannot be interrupted
         self._serving.cancel()
 
     async def _until_quiet(self) -> None:
@@ -285,7 +308,7 @@ class Server:
         return config
 
     async def _handle_signals(self) -> None:
-        _dump_stacks_on_signals()
+        dump_stacks_on_signals()
         async with anyio.create_task_group() as closing:
             with anyio.open_signal_receiver(*ending_signals()) as signals:
                 async for number in signals:
@@ -310,34 +333,9 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.Signals[name] for name in names]
 
 
-def _dump_stacks_on_signals() -> None:
-    """Make SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr.
-
-    By default these signals end the process.
-    """
-    for name in ("SIGUSR1", "SIGUSR2"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            faulthandler.register(number, _STDERR)
-
-
 def _release_memory_of_loading() -> None:
     give_back_freed_memory()
     release_weight_pages()
-
-
-def _allow_files(count: int) -> None:
-    """Raise the process's limit of open files to `count`, as far as the system allows."""
-    try:
-        import resource
-    except ImportError:
-        return  # only POSIX has this limit
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < count:
-        log.warning("server.few_files", limit=wanted, wanted=count)
 
 
 def _end_process(exit_code: int) -> None:

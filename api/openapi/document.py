@@ -11,8 +11,9 @@ import orjson
 
 from staged_pool.api.addresses import CANCEL_BATCH, FILE_CONTENT, ONE_BATCH, ONE_FILE
 from staged_pool.api.config import MAX_TIMEOUT_S, ServerConfig
-from staged_pool.api.keys import OPEN
+from staged_pool.api.keys import OPEN, is_admin
 from staged_pool.api.openapi import answers
+from staged_pool.api.openapi.admin import ADMIN_OPERATIONS
 from staged_pool.api.openapi.batches import BATCH_OPERATIONS
 from staged_pool.api.openapi.operations import BINARY, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
@@ -29,7 +30,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     401: "No API key, or an unknown one.",
     404: "No such model.",
     408: "The body did not arrive in time.",
-    409: "The state of the file or batch does not allow this.",
+    409: "The state of the file, the batch or the model does not allow this.",
     413: "The body is too large, or has too many inputs or values.",
     414: "The path and the query are too long.",
     415: "The body is not JSON, has a coding other than gzip and deflate, or has an image of an unknown format.",
@@ -42,6 +43,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     502: "An image cannot be fetched.",
     503: "The server is starting, stopping or broken.",
     504: "The deadline of the request passed.",
+    507: "There is no memory for the model.",
 }
 """Meaning of every status of an error."""
 
@@ -154,7 +156,7 @@ def document(
         mount: Prefix that a host puts before the paths, if this server is mounted in it.
         more: Operations of further routes by path, which depend on the served pipelines.
     """
-    known_paths = {**OPERATIONS, **BATCH_OPERATIONS, **(more or {})}
+    known_paths = {**OPERATIONS, **BATCH_OPERATIONS, **ADMIN_OPERATIONS, **(more or {})}
     operations = [(path, method, operation) for path in paths for method, operation in known_paths[path].items()]
     types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
     schemas, named = components(types)
@@ -176,8 +178,9 @@ def document(
         "paths": table,
         "components": {"schemas": named},
     }
-    if config.api_keys:
+    if config.api_keys or config.admin_api_keys:
         described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    if config.api_keys:
         described["security"] = [{"key": []}]
     return orjson.dumps(described)
 
@@ -195,7 +198,7 @@ def _any_of(kinds: Sequence[Any], known: Mapping[Any, Schema]) -> Schema:
 def _operation(
     path: str, method: str, operation: Operation, known: Mapping[Any, Schema], *, with_keys: bool
 ) -> dict[str, Any]:
-    needs_key = with_keys and path not in OPEN
+    needs_key = is_admin(path) or (with_keys and path not in OPEN)
     described: dict[str, Any] = {
         "operationId": f"{method.lower()} {path}".replace("/", "_").translate(_NOT_IN_IDS),
         "summary": operation.summary,
@@ -205,8 +208,8 @@ def _operation(
     }
     if operation.text:
         described["description"] = operation.text
-    if with_keys and not needs_key:
-        described["security"] = []
+    if with_keys != needs_key:
+        described["security"] = [{"key": []}] if needs_key else []
     if operation.body:
         content: dict[str, Any] = {"schema": _any_of(operation.body, known)}
         if operation.examples:
@@ -255,6 +258,8 @@ def _responses(
     if content:
         answered["content"] = content
     yield str(operation.status), answered
+    if operation.loads:
+        yield "202", answered | {"description": "The operation goes on; GET the model to follow it."}
     for code in sorted(_statuses(operation) - {operation.status}):
         if code == 401 and not needs_key:
             continue
@@ -274,4 +279,6 @@ def _statuses(operation: Operation) -> frozenset[int]:
     found = _TASK if operation.is_task else _BODY if operation.body else _ANY_REQUEST
     if operation.conflicts:
         found |= {409}
+    if operation.loads:
+        found |= {507}
     return found | {422} if answers.TeiError in operation.errors else found

@@ -47,6 +47,8 @@ class Operation:
     """Schemas of the parameters of its query by name."""
     conflicts: bool = False
     """The state of an object may not allow it."""
+    loads: bool = False
+    """The answer may come before the end, and there may be no memory."""
     uploads: bool = False
     """The body is a form with one file, which is stored."""
     is_task: bool = False

@@ -80,6 +80,8 @@ class Admission:
         self.in_flight = InFlight(fed_limits, self._estimates)
         self._delays = Delays(service_times, self.in_flight, self._estimates)
         self._admitted = 0
+        self.admitted_at = clock()
+        """Time of the last admission; of the start, if there was none."""
         self._rejected: Counter[str] = Counter()
         """Rejected requests since the start, by limit."""
         self._rejected_at = 0.0
@@ -149,10 +151,11 @@ class Admission:
         if (reached := self._limit_reached(body_bytes, guesses, expected, request_class, waits=waits)) is not None:
             return reached
         self._admitted += 1
+        self.admitted_at = self._clock()
         reservation = self.in_flight.enter(
             {name: LaneUsage(guess.tokens, int(name == lane)) for name, guess in guesses.items()},
             body_bytes=body_bytes,
-            entered_at=self._clock(),
+            entered_at=self.admitted_at,
             lane=lane,
             expected_s=expected_s,
             request_class=request_class,

@@ -25,6 +25,7 @@ from staged_pool.runtime.engine.plugin_api import PluginApi
 from staged_pool.runtime.engine.reports import Reports
 from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
+from staged_pool.runtime.engine.visits import Visits
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
@@ -50,7 +51,7 @@ _SUBJECT: Final = "The engine"
 """Subject of the errors of `HostLoop.check`."""
 
 
-class Engine(EncodeApi, TokenApi, PluginApi):
+class Engine(EncodeApi, TokenApi, PluginApi, Visits):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
     All methods belong to the event loop that runs the engine. Awaited in another one, they raise `RuntimeError`.
@@ -139,7 +140,7 @@ class Engine(EncodeApi, TokenApi, PluginApi):
         return self._life.fault
 
     async def wait_broken(self) -> str:
-        """Wait until the engine can serve no more. Returns the reason."""
+        """Wait until the engine can serve no more. Returns the reason; empty if it was stopped in order."""
         self._host.check(_SUBJECT)
         return await self._life.wait_broken()
 

@@ -6,19 +6,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.agreement import agreed, check_names
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open_plugins import run_plugin
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.engine.shared_threads import SharedThreads, ThreadNeeds, needs_cores
+from staged_pool.runtime.engine.weight_memory import expected_bytes
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
+from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
@@ -26,14 +29,9 @@ from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.plugins.processor import PluginClass
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.errors import OutOfMemory, StagedPoolError
+from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.stage import StageOptions
-
-SHARED_SETTINGS: Final = (
-    "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
-    "drain_timeout_s", "memory_limit_bytes",
-)  # fmt: skip
-"""Settings that must be equal in all engines which share threads and memory."""
 
 RunInThread: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 """Runs a function of one argument in a thread."""
@@ -143,10 +141,10 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         """
         for each in served:
             check_folder(each.config.allow_media_path)
-        _check_names([each.config.served_name for each in served if each.config.served_name])  # loading takes minutes
+        check_names([each.config.served_name for each in served if each.config.served_name])  # loading takes minutes
         await self._start(served, self._threads.device.run)
 
-    async def load(self, config: EngineConfig) -> E:
+    async def load(self, config: EngineConfig, admit: Callable[[int], None] | None = None) -> E:
         """Load one more model, and run an engine on it. Loads have a thread of their own, and wait for each other.
 
         A model of the same name goes on until it is unloaded. A load that has begun cannot be interrupted: a
@@ -154,9 +152,11 @@ class EngineGroup(Mapping[str, E], Generic[E]):
 
         Args:
             config: Settings of the model. `config.plugin` is not read.
+            admit: Called with the bytes of the weights, as far as files tell, before they are read. It may raise.
 
         Raises:
             ConfigError: The model cannot be loaded, or settings of shared resources differ.
+            OutOfMemory: There was no memory for it.
         """
         agreed((self._shared, config))
         check_folder(config.allow_media_path)
@@ -165,7 +165,12 @@ class EngineGroup(Mapping[str, E], Generic[E]):
             self._loading,
             DeviceThreads("staged-pool loader", watchdog_s=self._shared.watchdog_s).running() as loader,
         ):
-            await self._start([served], loader.run)
+            try:
+                await self._start([served], loader.run, admit)
+            except Exception as error:
+                if isinstance(error, StagedPoolError) or not is_out_of_memory(error):
+                    raise
+                raise OutOfMemory("There was no memory to load the model") from error
         return next(iter(served.engines.values()))
 
     async def unload(self, engine: E) -> None:
@@ -173,10 +178,12 @@ class EngineGroup(Mapping[str, E], Generic[E]):
 
         Its plugins end with it.
         """
-        served = next(each for each in self._served if engine in each.engines.values())
-        served.leave.set()
         with anyio.CancelScope(shield=True):
-            await served.ended.wait()
+            for served in [each for each in self._served if engine in each.engines.values()]:
+                served.leave.set()
+                await served.ended.wait()
+            await anyio.to_thread.run_sync(give_back_freed_memory)
+            await anyio.to_thread.run_sync(self._governor.measure, self._cache_bytes())
 
     async def drain(self) -> None:
         """End all engines, and wait for them."""
@@ -185,11 +192,13 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         for each in list(self._served):
             await each.ended.wait()
 
-    async def _start(self, served: Sequence[Served[E]], run: RunInThread) -> None:
+    async def _start(
+        self, served: Sequence[Served[E]], run: RunInThread, admit: Callable[[int], None] | None = None
+    ) -> None:
         """Load models, and start their engines. After a failure nothing of them is left."""
         self._served += served
         try:
-            await self._load_all(served, run)
+            await self._load_all(served, run, admit)
             await anyio.to_thread.run_sync(self._governor.measure, self._cache_bytes())
             for each in served:
                 await self._tasks.start(self._run, each)
@@ -199,15 +208,19 @@ class EngineGroup(Mapping[str, E], Generic[E]):
                 self._forget(each)
             raise
 
-    async def _load_all(self, served: Sequence[Served[E]], run: RunInThread) -> None:
+    async def _load_all(
+        self, served: Sequence[Served[E]], run: RunInThread, admit: Callable[[int], None] | None
+    ) -> None:
         """Load and warm up models."""
         with_model = [each for each in served if each.has_model]
         for each in with_model:
             each.found = await run(find_model, each.config)  # before torch is imported
-        _check_names(
+        check_names(
             [each.found.name for each in with_model if each.found]
             + [plugin.name for each in served for plugin in each.plugins]
         )
+        if admit is not None:
+            admit(sum([await run(self._expected_bytes, each) for each in with_model]))
         for each in with_model:
             if each.found is not None:
                 each.model = await run(partial(_load, each.config, self._governor.budget), each.found)
@@ -249,6 +262,15 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         self._threads.fit([each.needs for each in self._served])
         served.ended.set()
 
+    def _expected_bytes(self, served: Served[E]) -> int:
+        """Return the bytes that the weights of a model will take, by its files.
+
+        The data type `auto` is that of another model here, as the machine decides it.
+        """
+        wanted = served.config.dtype
+        alike = [each.model.card.dtype for each in self._served if each.model and each.config.dtype == wanted]
+        return 0 if served.found is None else expected_bytes(served.found, served.config, [*alike, "float32"][0])
+
     def _cache_bytes(self) -> int:
         """Return the bytes that caches may take."""
         return sum(10**6 * (each.config.image_cache_mb + each.config.result_cache_mb) for each in self._served)
@@ -288,27 +310,6 @@ async def run_engines(
         for engine in engines.values():
             engine.plugins = plugins
         yield engines
-
-
-def agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
-    """Return the first settings, after a check that all agree on shared resources.
-
-    Raises:
-        ConfigError: They do not, or there are none.
-    """
-    if not configs:
-        raise ConfigError("no model: at least one is needed")
-    first = configs[0]
-    for name in SHARED_SETTINGS:
-        if len(values := {getattr(config, name) for config in configs}) > 1:
-            found = " and ".join(sorted(map(repr, values)))
-            raise ConfigError(f"{name}={found}: models that share a device must agree on it")
-    return first
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
-        raise ConfigError(f"served_name={twice!r}: two models or plugins have this name; name them apart")
 
 
 def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:

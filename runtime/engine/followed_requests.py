@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -45,6 +46,8 @@ class FollowedRequests:
         self.tickets: dict[Ticket, Reservation] = {}
         self._scopes: dict[object, anyio.CancelScope] = {}
         """Scopes of callers who have a deadline, or wait for parse or a preprocess thread."""
+        self._visits = 0
+        """Callers who are between two of their requests."""
         self._empty = anyio.Event()
         self.answered = RecentMean()
         """Requests answered a second, of late."""
@@ -54,8 +57,18 @@ class FollowedRequests:
         """Requests whose deadline passed or could not be met, by stage."""
 
     def any(self) -> bool:
-        """Return True if a request is in flight."""
-        return bool(self.tickets or self._scopes)
+        """Return True if a request is in flight, or a caller visits."""
+        return bool(self.tickets or self._scopes or self._visits)
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Count as in flight for a block."""
+        self._visits += 1
+        try:
+            yield
+        finally:
+            self._visits -= 1
+            self._note_departure()
 
     async def submit(
         self,

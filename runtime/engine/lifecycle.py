@@ -94,7 +94,7 @@ class Lifecycle:
             raise self._memory.rejection()
 
     async def wait_broken(self) -> str:
-        """Wait until the engine can serve no more. Returns the reason."""
+        """Wait until the engine can serve no more. Returns the reason; empty if it was stopped in order."""
         await self._broken.wait()
         return self._breakage or ""
 
@@ -124,6 +124,7 @@ class Lifecycle:
                 self.phase = Phase.STOPPED
                 self._stages.close()
                 self._requests.fail_all("The engine is stopped.")
+                self._broken.set()
                 stop_listening()
                 owner.start_soon(self._leave_hanging_calls)
 

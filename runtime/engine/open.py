@@ -9,8 +9,9 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.agreement import agreed
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.engine_group import EngineGroup, Served, agreed, run_engines
+from staged_pool.runtime.engine.engine_group import EngineGroup, Served, run_engines
 from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.shared_threads import shared_threads
 from staged_pool.runtime.memory.governor import MemoryGovernor

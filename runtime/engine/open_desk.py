@@ -12,8 +12,9 @@ import anyio.to_thread
 
 from staged_pool.runtime.caching.fingerprints import new_secret
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.agreement import agreed
 from staged_pool.runtime.engine.device_engine import DeviceEngine
-from staged_pool.runtime.engine.engine_group import EngineGroup, Served, agreed
+from staged_pool.runtime.engine.engine_group import EngineGroup, Served
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts, lane_service_time
 from staged_pool.runtime.engine.shared_threads import SharedThreads, needs_cores, shared_threads

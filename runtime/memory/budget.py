@@ -38,6 +38,11 @@ class MemoryBudget:
         self.decodes = DecodeMemory(int(limit_bytes * SHARES["decodes"]))
         """Memory of images while they are decoded and resized."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that requests hold now."""
+        return self.bodies.held_bytes + self.answers.held_bytes + self.decodes.held_bytes
+
     def resize(self, limit_bytes: int) -> None:
         """Change the limit. Bytes above a new limit stay held, and nothing more is admitted until it fits."""
         self.limit_bytes = limit_bytes

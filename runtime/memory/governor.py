@@ -85,7 +85,7 @@ class MemoryGovernor:
     def measure(self, reserved_bytes: int = 0) -> None:
         """Give requests the memory that everything else leaves. Reads files: call it in a thread.
 
-        Call it once before models are loaded, to read the limit, and again after that.
+        Call it once before models are loaded, to read the limit, and again each time that a model has come or gone.
 
         Args:
             reserved_bytes: Bytes reserved for caches.
@@ -95,11 +95,16 @@ class MemoryGovernor:
         self._trimmed_bytes = self._machine.resident_bytes()
         if (room := self._machine.mappable_bytes()) is not None:  # it shrinks with each loaded library
             self.limit_bytes = min(self.limit_bytes, self._trimmed_bytes + room)
-        taken = self._trimmed_bytes + reserved_bytes
+        taken = self._trimmed_bytes + reserved_bytes - self.budget.held_bytes
         left = int(REQUESTS_FROM * self.limit_bytes) - taken
         if left < LEAST_BUDGET_BYTES:
             log.warning("memory.little_left", limit_mb=self.limit_bytes // 10**6, taken_mb=taken // 10**6)
         self.budget.resize(max(left, LEAST_BUDGET_BYTES))
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes below the limit that nothing used at the last check."""
+        return max(0, int((1 - self.fullness) * self.limit_bytes))
 
     def rejection(self) -> Overloaded:
         """Return the error for requests under the pressure `REJECT`."""

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.api.app.metrics import _device_families
+from staged_pool.api.app.engine_metrics import device_families
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.stage import StageOptions
@@ -141,7 +141,7 @@ async def test_holds_are_counted_by_their_reason_and_shown() -> None:
         await until(lambda: holds(engine) > 0)
         model.held["late"].set()
         await until(lambda: engine.statistics().device.holds["empty"] > empty)
-        counted = {family.name: family.samples for family in _device_families(engine.statistics().device)}
+        counted = {family.name: family.samples for family in device_families(engine.statistics().device)}
         assert {sample.labels["reason"]: sample.value for sample in counted["staged_pool_holds"]} == (
             engine.statistics().device.holds
         )

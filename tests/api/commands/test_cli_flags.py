@@ -75,7 +75,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, list[En
     """Return the settings that `serve` would have run with."""
     found: list[tuple[ServerConfig, list[EngineConfig]]] = []
 
-    async def run_server(server: ServerConfig, engines: list[EngineConfig], *listeners: Any) -> None:
+    async def run_server(server: ServerConfig, engines: list[EngineConfig], *listeners: Any, **_: Any) -> None:
         found.append((server, engines))
         listeners[0].close()
 

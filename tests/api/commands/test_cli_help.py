@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from staged_pool.api.commands import cli, reference
 from staged_pool.api.commands.options import SettingOption
 from staged_pool.api.commands.table import every_setting
-from staged_pool.runtime.engine.engine_group import SHARED_SETTINGS
+from staged_pool.runtime.engine.agreement import SHARED_SETTINGS
 from staged_pool.runtime.settings import SettingField
 from tests.packaging.writing import SENTENCE_WORDS, sentences, words
 
