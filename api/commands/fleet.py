@@ -32,7 +32,7 @@ def check_fleet(api_servers: int, server: ServerConfig, models: Sequence[EngineC
         (
             "admin_api_key",
             "..." if server.admin_api_keys else None,
-            "models are loaded in the process that has the keys",
+            "another process loads models",
         ),
         ("plugin", next((model.plugin for model in models if model.plugin), None), "hooks run in one process"),
     ):

@@ -31,7 +31,7 @@ from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
-from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, Phase
+from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
 from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
@@ -128,11 +128,6 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
     def config(self) -> EngineConfig:
         """Settings of the engine."""
         return self._config
-
-    @property
-    def phase(self) -> Phase:
-        """Phase of the engine's life."""
-        return self._life.phase
 
     @property
     def fault(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Use of an engine by its callers: when it was last used, and until when it is needed."""
+"""Use of an engine by its callers: its phase, its last use, and until when it is needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
+from staged_pool.runtime.engine.lifecycle import Lifecycle
+from staged_pool.runtime.statistics import Phase
 
 
 class Visits:
@@ -15,6 +17,12 @@ class Visits:
     _admission: Admission
     _requests: FollowedRequests
     _clock: Callable[[], float]
+    _life: Lifecycle
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the engine's life."""
+        return self._life.phase
 
     @property
     def idle_s(self) -> float:
