@@ -1,4 +1,4 @@
-"""Agreement of models that share a process: on settings of what they share, and on different names."""
+"""Agreement of models that share a process: on shared settings, and on different names."""
 
 from __future__ import annotations
 
