@@ -14,6 +14,7 @@ import pytest
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.remote.port import IN_FRAME_BYTES, Port
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import (
@@ -24,7 +25,7 @@ from staged_pool.stages.errors import (
     Overloaded,
     StagedPoolError,
 )
-from tests.servers.fronts import Joined, fronts_on
+from tests.servers.fronts import Joined, device_engine_on, fronts_on, join
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -201,6 +202,41 @@ async def test_the_end_of_a_front_ends_its_work_alone() -> None:
         assert np.array_equal(outcomes[0].dense[0], expected("other"))
         assert sum(map(len, model.forwarded)) <= 3
         await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
+
+
+async def test_a_new_engine_process_serves_the_fronts_of_the_old_one() -> None:
+    hold, gate = Gate(), Gate()
+    model, config, outcomes = LetterModel(on_forward=gate), EngineConfig(coalesce=False), list[Any]()
+    prepares = LetterModel(on_preprocess=lambda texts: hold() if "held" in texts else None)
+    async with (
+        anyio.create_task_group() as tasks,
+        fronts_on(model, config, front_model=prepares) as (
+            (engine,),
+            _,
+            desk,
+            (front,),
+        ),
+    ):
+        tasks.start_soon(outcome, engine.embed("on the device"), outcomes)
+        await gate.arrived()
+        tasks.start_soon(outcome, engine.embed("held"), outcomes)
+        await hold.arrived()
+        front.scope.cancel()
+        await until(lambda: len(outcomes) == 2)
+        assert all(isinstance(error, EngineStopped) for error in outcomes)
+        gate.open()
+        second, new_desk = LetterModel(), FrontDesk()
+        async with device_engine_on(second, config, new_desk) as new_device:
+            new_desk.add(new_device, desk._terms[0])
+            await until(lambda: len(front.ends) == 1)
+            await join(tasks, new_desk, front)
+            assert engine.fault is None
+            hold.open()
+            assert (await engine.embed("again")).dense is not None
+            await until(lambda: at_rest(front, engine, new_device))
+            assert second.forwarded == [["again"]]
+            front.scope.cancel()
+            await until(lambda: len(front.ends) == 2)
 
 
 @pytest.mark.parametrize("rings", [True, False])
