@@ -6,6 +6,7 @@ control line ends, so nothing of a server is left behind by a supervisor that is
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import sys
@@ -53,6 +54,7 @@ def main() -> None:
 def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
     control, handover = (socket.socket(fileno=number) for number in (settings.files.control, settings.files.handover))
     if settings.name == ENGINE:
+        os.close(settings.files.listener)  # an open one would keep the queue of connections alive
         from staged_pool.api.fleet.engine import run_engine_process
 
         return lambda: run_engine_process(settings.models, control, handover)

@@ -65,7 +65,7 @@ class Supervisor:
         """
         try:
             async with anyio.create_task_group() as background:
-                background.start_soon(self._handle_signals)
+                background.start_soon(self._handle_signals, listener)
                 background.start_soon(self._watch)
                 async with anyio.create_task_group() as children:
                     for name in (names.ENGINE, *self._fronts):
@@ -152,7 +152,7 @@ class Supervisor:
 
     # ---- the end ----
 
-    async def _handle_signals(self) -> None:
+    async def _handle_signals(self, listener: socket.socket) -> None:
         async with anyio.create_task_group() as closing:
             with anyio.open_signal_receiver(*ending_signals()) as signals:
                 async for number in signals:
@@ -161,6 +161,7 @@ class Supervisor:
                         self._kill_all()
                         os._exit(128 + number)
                     self._stop(0)
+                    listener.close()  # once the fronts have closed it, too, nobody waits in its queue for an answer
                     closing.start_soon(self._drain)
 
     def _stop(self, exit_code: int) -> None:

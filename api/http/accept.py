@@ -20,6 +20,7 @@ from staged_pool.api.http.asyncio_transport import AsyncioTransport
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig, Service
 from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
+from staged_pool.api.http.listener import BACKLOG
 from staged_pool.api.http.transports import bound_unsent
 from staged_pool.api.http.trio_transport import TrioTransport
 from staged_pool.api.limits.connection_limit import ConnectionLimit
@@ -95,6 +96,7 @@ class Acceptor:
                     accepting.start_soon(self._accept, listener, connections, gate or Gate())
                     await until()
                     accepting.cancel_scope.cancel()
+                self._accept_waiting(listener, connections)  # they would be reset; now they learn that the server ends
             finally:
                 listener.close()
                 server_state.end()
@@ -107,19 +109,24 @@ class Acceptor:
             if not gate.is_open:
                 await gate.wait()
                 continue  # another process may have taken the connection
-            for _ in range(ACCEPTED_AT_ONCE):
-                try:
-                    accepted, address = listener.accept()
-                except (BlockingIOError, ConnectionError):
-                    break
-                except OSError as error:
-                    log.warning("connection.not_accepted", reason=str(error))
-                    self._limit.make_room()
-                    with anyio.move_on_after(FULL_PAUSE_S):
-                        await self._service.config.server_state.changed()
-                    break
-                self._begin(accepted, address, connections)
+            if not self._accept_waiting(listener, connections, ACCEPTED_AT_ONCE):
+                self._limit.make_room()
+                with anyio.move_on_after(FULL_PAUSE_S):
+                    await self._service.config.server_state.changed()
             await anyio.lowlevel.checkpoint()
+
+    def _accept_waiting(self, listener: socket.socket, connections: anyio.abc.TaskGroup, most: int = BACKLOG) -> bool:
+        """Accept connections that wait, at most `most`. Returns False if this process can have no more."""
+        for _ in range(most):
+            try:
+                accepted, address = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                break
+            except OSError as error:
+                log.warning("connection.not_accepted", reason=str(error))
+                return False
+            self._begin(accepted, address, connections)
+        return True
 
     def _begin(self, accepted: socket.socket, address: Any, connections: anyio.abc.TaskGroup) -> None:
         host = address[0] if isinstance(address, tuple) else None

@@ -12,6 +12,7 @@ from perf.tools.jpegs import Size
 from perf.tools.servers import Options
 from perf.under_load import (
     crowd,
+    deaths,
     fanout,
     flood,
     growth,
@@ -21,6 +22,7 @@ from perf.under_load import (
     mixed,
     overload,
     plugins,
+    processes,
     soak,
     throughput,
 )
@@ -238,3 +240,34 @@ def soak_command(
     """Growth of memory, threads and descriptors while some clients leave, stall and send garbage."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     soak.run(options, shape=load, minutes=minutes, share=share)
+
+
+@main.command("processes")
+def processes_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    fronts: Annotated[str, typer.Option(help="Comma-separated numbers of fronts; 0 is one process.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each load, alternating.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of one round.")] = 4.0,
+) -> None:
+    """Rates, latencies and CPU time of one process, beside fronts before an engine process."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    processes.run(options, fronts=tuple(int(count) for count in fronts.split(",")), rounds=rounds, seconds=seconds)
+
+
+@main.command("deaths")
+def deaths_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    kills: Annotated[int, typer.Option(min=1, help="Kills of a front, and of the engine process.")] = 5,
+    terms: Annotated[int, typer.Option(min=0, help="Servers that are ended by SIGTERM.")] = 20,
+) -> None:
+    """Kills of a front and of the engine process, and SIGTERM, under load: time to notice and to recover, losses."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    deaths.run(options, kills=kills, terms=terms)
