@@ -63,7 +63,7 @@ class _Clients:
             thread.join()
 
     def wait_for(self, answers: int) -> None:
-        """Wait for so many further answers with 200."""
+        """Wait for further answers with 200."""
         wanted = self._answered() + answers
         latest = time.monotonic() + TIMEOUT_S
         while self._answered() < wanted:
