@@ -34,6 +34,8 @@ class Way:
             size = self._rng.randint(1, min(len(left), room, self._world.pieces))
             if self._world.wire_ticks:
                 await anyio.sleep(self._rng.randint(0, self._world.wire_ticks) * TICK_S)
+                if self._is_cut:
+                    continue  # nothing comes behind what the cut has left
             self._bytes += left[:size]
             left = left[size:]
             self._change()
