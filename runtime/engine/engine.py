@@ -331,7 +331,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
 
     def clear_image_cache(self) -> None:
         """Drop the cached images. Images in preprocess go to their requests, and are not cached."""
-        self._model.clear_image_cache()
+        self._stages.clear_image_cache()
 
     def clear_result_cache(self) -> None:
         """Drop the cached rows. Rows under way go to their requests, and are cached again."""

@@ -182,14 +182,23 @@ class EngineStages(StageGroup):
 
     def save_memory(self, saves: bool) -> None:
         super().save_memory(saves)
-        if saves:
+        if saves:  # memory of this process is short: the caches of others stay
             self._model.clear_image_cache()
-            self.clear_result_cache()
+            if self.results is not None:
+                self.results.clear()
+
+    def clear_image_cache(self) -> None:
+        """Drop the cached images, in all fronts if there are several."""
+        self._model.clear_image_cache()
+        if self._remote is not None:
+            self._remote.clear(results=False)
 
     def clear_result_cache(self) -> None:
         """Drop the cached rows of earlier requests."""
         if self.results is not None:
             self.results.clear()
+        if self._remote is not None:
+            self._remote.clear(results=True)
 
     def overdue_calls(self) -> int:
         """Count the preprocess calls that run for longer than the alarm allows."""

@@ -43,6 +43,8 @@ class Line(Protocol):
     @property
     def is_asked(self) -> bool: ...
 
+    def post(self, message: messages.Message) -> None: ...
+
     def absent(self) -> EngineStopped: ...
 
     def silence(self) -> str | None: ...
@@ -246,6 +248,10 @@ class RemoteModel:
             grows, self._fed_room[lane] = room > self._fed_room[lane], room
             if grows:
                 self.account.in_flight.fed_tokens_freed(lane)
+
+    def clear(self, *, results: bool) -> None:
+        """Empty the caches of images in all fronts; with `results`, the cached rows of the engine process, too."""
+        self._line.post(messages.Clear(self._number, results))
 
     def forget(self, ticket: Ticket) -> None:
         """Drop the items of a request that has ended."""

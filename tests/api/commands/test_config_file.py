@@ -139,7 +139,7 @@ def test_keys_are_not_printed(shape: list[str], file: Path) -> None:
 WRONG = [
     ("max_batch_tokens = 3", "line 1: max_batch_tokens is no setting; did you mean max-batch-tokens?"),
     ("port = 1\nmax-item = 3", "line 2: max-item is no setting; did you mean max-items?"),
-    ("[section]\nport = 3", "line 1: section is no setting; `staged-pool serve --help-all` lists all"),
+    ("[xyz]\nport = 3", "line 1: xyz is no setting; `staged-pool serve --help-all` lists all"),
     ('port = "80"', 'line 1: port = "80": must be a whole number'),
     ("port = true", "line 1: port = true: must be a whole number"),
     ("offline = 1", "line 1: offline = 1: must be true or false"),

@@ -295,3 +295,15 @@ async def test_a_draining_front_rejects_those_that_wait_to_enter() -> None:
             await until(lambda: len(outcomes) == 1 and device.entrance.waiting == 0)
             assert isinstance(outcomes[0], EngineStopped)
             gate.open()
+
+
+async def test_a_front_empties_the_caches_of_all_processes() -> None:
+    model = LetterModel()
+    async with fronts_on(model, EngineConfig(result_cache_mb=1), fronts=2) as (engines, device, _, _):
+        for engine in engines:
+            await engine.embed("again")
+        assert model.forwarded == [["again"]]
+        engines[0].clear_result_cache()
+        await until(lambda: device.statistics().result_cache.entries == 0)  # type: ignore[union-attr]
+        await engines[1].embed("again")
+        assert model.forwarded == [["again"], ["again"]]
