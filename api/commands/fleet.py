@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ def check_fleet(api_servers: int, server: ServerConfig, models: Sequence[EngineC
     Raises:
         ConfigError: One of them is given.
     """
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError(f"api_servers={api_servers}: needs shared memory that only Linux has; leave it at 0")
     for name, value, why in (
         ("quic_port", server.quic_port, "a datagram of HTTP/3 could reach any of the fronts"),
         ("batch_dir", server.batch_dir, "one process must own the folder"),
@@ -57,7 +60,7 @@ def supervise(
         listener: The listening socket.
     """
     from staged_pool.api.commands.child import ChildSettings
-    from staged_pool.api.fleet.processes import Launch, child_command, set_inheritable
+    from staged_pool.api.fleet.processes import Launch, child_command
     from staged_pool.api.fleet.supervisor import Supervisor
 
     def settings(name: str, files: Files, others_serve: bool) -> bytes:
@@ -74,7 +77,7 @@ def supervise(
         )
 
     supervisor = Supervisor(
-        Launch(child_command(CHILD), set_inheritable(listener), settings),
+        Launch(child_command(CHILD), listener.fileno(), settings),
         fronts=process.api_servers,
         drain_s=server.drain_lead_s + max(model.drain_timeout_s for model in models),
         silent_s=max(model.watchdog_s for model in models),

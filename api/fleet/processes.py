@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -165,9 +164,3 @@ def child_command(module: str) -> list[str]:
 def _isolation() -> list[str]:
     """Return the flags of this interpreter that decide which modules it finds."""
     return ["-P"] if sys.flags.safe_path else []
-
-
-def set_inheritable(sock: socket.socket) -> int:
-    """Return the descriptor of a socket that children share with this process."""
-    os.set_inheritable(sock.fileno(), True)
-    return sock.fileno()

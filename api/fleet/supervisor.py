@@ -22,6 +22,7 @@ from staged_pool.api.fleet.processes import (
     start,
 )
 from staged_pool.api.fleet.reports import Reports
+from staged_pool.api.http.listener import SocketFile
 from staged_pool.api.http.server import EXIT_OVERDUE, OVERDUE_S, ending_signals
 from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.stages.log import get_logger
@@ -63,6 +64,7 @@ class Supervisor:
         Args:
             listener: The listening socket, which is closed at the end.
         """
+        file = SocketFile(listener)
         try:
             async with anyio.create_task_group() as background:
                 background.start_soon(self._handle_signals, listener)
@@ -72,6 +74,7 @@ class Supervisor:
                         children.start_soon(self._keep, name, children)
                 background.cancel_scope.cancel()
         finally:
+            file.remove()
             listener.close()
         log.info("server.stopped")
         return self._exit_code

@@ -162,7 +162,8 @@ class Server:
                 async with batches_of(self._config, self.registry) as self._batches:
                     await self._run(listener, quic_listener)
         finally:
-            file.remove()
+            if self._fleet is None:  # otherwise other fronts may still listen
+                file.remove()
             for each in (listener, quic_listener):
                 if each is not None:
                     each.close()  # it is open still if nothing was served

@@ -63,6 +63,8 @@ def test_a_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
             {"torch", "numpy", "jinja2", "hypercorn", "staged_pool.runtime.engine.engine"},
         ),
         ("staged_pool.runtime.models.input_preparer", {"torch", "transformers", "huggingface_hub", "anyio"}),
+        ("staged_pool.api.fleet.supervisor", {"torch", "transformers"}),
+        ("staged_pool.api.fleet.front", {"torch", "transformers"}),
         ("staged_pool.client", {"torch", "transformers", "hypercorn", "staged_pool.api"}),
     ],
 )
