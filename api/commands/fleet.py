@@ -39,7 +39,7 @@ def check_fleet(api_servers: int, server: ServerConfig, models: Sequence[EngineC
         ),
         ("plugin", next((model.plugin for model in models if model.plugin), None), "hooks run in one process"),
     ):
-        if value:
+        if value is not None:
             raise ConfigError(f"{name}={value!r}: does not go together with api_servers={api_servers}: {why}")
 
 

@@ -14,7 +14,7 @@ import anyio.abc
 import httpx
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads, ThreadsPart
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
 from tests.servers.on_socket import Served, serving
@@ -167,6 +167,8 @@ async def eventually(condition: Callable[[], bool], explain: Callable[[], object
 
 def _borrowed(offload: Offload) -> int:
     """Threads that are in use."""
+    if isinstance(offload, ThreadsPart):
+        offload = offload._threads
     if isinstance(offload, DedicatedThreads):
         return len(offload._workers) - len(offload._idle)
     assert isinstance(offload, ThreadOffload)

@@ -115,7 +115,7 @@ async def test_a_client_of_any_route_who_leaves_frees_its_room(path: str, body: 
         await until(lambda: served.in_flight == 0)
         gate.open()
         async with served.client() as client:
-            assert (await client.get("/load")).json() == {"server_load": 0}
+            assert (await client.get("/load")).json()["server_load"] == 0
         await served.assert_alive()
 
 

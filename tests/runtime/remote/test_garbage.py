@@ -334,7 +334,7 @@ def asking(outcomes: list[object], line: FrontLine, reasons: list[str], *, patie
                     await peer.send_eof()
                 await until(lambda: bool(outcomes))
             stage = line.models[0].lane("text")
-            assert stage.waiting == stage.pending_tokens == stage.credit.waiting == 0
+            await until(lambda: stage.waiting == stage.pending_tokens == stage.credit.waiting == 0)
             assert engine.statistics().admission.requests == 0
 
     return use
