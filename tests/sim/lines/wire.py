@@ -25,8 +25,7 @@ class Way:
         await anyio.lowlevel.checkpoint()
         left = memoryview(item)
         while left:
-            if self._is_cut:
-                raise anyio.BrokenResourceError
+            self._check()
             room = self._world.kernel_bytes - len(self._bytes)
             if not room:
                 await self._changed.wait()
@@ -34,11 +33,14 @@ class Way:
             size = self._rng.randint(1, min(len(left), room, self._world.pieces))
             if self._world.wire_ticks:
                 await anyio.sleep(self._rng.randint(0, self._world.wire_ticks) * TICK_S)
-                if self._is_cut:
-                    continue  # nothing comes behind what the cut has left
+                self._check()  # nothing comes behind what a cut has left
             self._bytes += left[:size]
             left = left[size:]
             self._change()
+
+    def _check(self) -> None:
+        if self._is_cut:
+            raise anyio.BrokenResourceError
 
     async def receive(self, max_bytes: int) -> bytes:
         """Return some of the bytes that are there."""
@@ -74,6 +76,10 @@ class SimStream:
 
     async def send(self, item: bytes) -> None:
         await self._out.send(item)
+
+    def _check(self) -> None:
+        if self._is_cut:
+            raise anyio.BrokenResourceError
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         return await self._into.receive(max_bytes)
