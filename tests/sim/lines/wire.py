@@ -77,10 +77,6 @@ class SimStream:
     async def send(self, item: bytes) -> None:
         await self._out.send(item)
 
-    def _check(self) -> None:
-        if self._is_cut:
-            raise anyio.BrokenResourceError
-
     async def receive(self, max_bytes: int = 65536) -> bytes:
         return await self._into.receive(max_bytes)
 
