@@ -16,7 +16,7 @@ from perf.tools.workers import worker
 LOADS: Final[tuple[tuple[Shape, int], ...]] = (("s1", 1), ("s1", 32), ("m8", 16), ("x64", 8))
 """Kind of requests, and number of clients."""
 
-WARM_UP_REQUESTS: Final = 64
+WARM_UP_REQUESTS: Final = 8
 PATIENCE_S: Final = 60.0
 
 
@@ -64,23 +64,19 @@ def _measured(
 ) -> dict[int, list[dict[str, float]]]:
     """Return rate, latencies and CPU time of each round, by number of fronts."""
     measured: dict[int, list[dict[str, float]]] = {count: [] for count in servers}
-    with ExitStack() as stack:
-        generators = {
-            count: stack.enter_context(worker(partial(LoadGenerator, server.port, requests)))
-            for count, server in servers.items()
-        }
-        for generate in generators.values():
-            generate(Load(clients=clients, max_requests=WARM_UP_REQUESTS, patience_s=PATIENCE_S, seconds=PATIENCE_S))
-        for _ in range(rounds):
-            for count, generate in generators.items():
-                before_s = _cpu_s(servers[count])
+    for _ in range(rounds):
+        for count, server in servers.items():
+            # New connections: those of the last round have been idle for too long.
+            with worker(partial(LoadGenerator, server.port, requests)) as generate:
+                generate(Load(clients=clients, max_requests=WARM_UP_REQUESTS))
+                before_s = _cpu_s(server)
                 outcome = generate(Load(clients=clients, seconds=seconds, patience_s=PATIENCE_S))
-                used_s = _cpu_s(servers[count]) - before_s
-                latencies = sorted(outcome.latencies_ms)
-                measured[count].append({
-                    "rate": outcome.rate, "p50": median(latencies), "p99": latencies[int(0.99 * len(latencies))],
-                    "cpu_us": used_s * 1e6 / len(latencies),
-                })  # fmt: skip
+                used_s = _cpu_s(server) - before_s
+            latencies = sorted(outcome.latencies_ms)
+            measured[count].append({
+                "rate": outcome.rate, "p50": median(latencies), "p99": latencies[int(0.99 * len(latencies))],
+                "cpu_us": used_s * 1e6 / len(latencies),
+            })  # fmt: skip
     return measured
 
 
