@@ -8,9 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from staged_pool.api.commands.fleet import check_fleet
+from staged_pool.api.config import ServerConfig
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.errors import ConfigError
 from tests.servers.process import ServerProcess, serve_command
 from tests.servers.tiny_models import folder
 
@@ -194,13 +199,15 @@ def test_a_setting_that_cannot_work_ends_the_server_with_its_error(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("more", "why"), [(("--quic-port", "0"), "any of the fronts"), (("--batch-dir", "{folder}"), "must own the folder")]
+    ("settings", "why"),
+    [
+        ({"quic_port": 0, "tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}, "any of the fronts"),
+        ({"batch_dir": Path()}, "must own the folder"),
+    ],
 )
-def test_settings_that_need_one_process_are_rejected(tmp_path: Path, more: tuple[str, ...], why: str) -> None:
-    given = [flag.replace("{folder}", str(tmp_path)) for flag in more]
-    with ServerProcess(flags(*given), tmp_path / "log") as server:
-        assert server.exit_code() == 2
-        assert why in server.log
+def test_settings_that_need_one_process_are_rejected(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_fleet(2, ServerConfig(**settings), [EngineConfig()])
 
 
 def _runs(pid: int) -> bool:
