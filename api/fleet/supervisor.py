@@ -69,6 +69,7 @@ class Supervisor:
             async with anyio.create_task_group() as background:
                 background.start_soon(self._handle_signals, listener)
                 background.start_soon(self._watch)
+                background.start_soon(self._join)
                 async with anyio.create_task_group() as children:
                     for name in (names.ENGINE, *self._fronts):
                         children.start_soon(self._keep, name, children)
@@ -94,7 +95,7 @@ class Supervisor:
             child = await start(name, self._launch, handlers, others_serve=others_serve)
             self._reports.started(name)
             self._set(name, child)
-            code = await self._run(child)
+            code = await child.wait()
             self._reports.ended(name)
             self._set(name, None)
             if self._stopping.is_set():
@@ -109,20 +110,16 @@ class Supervisor:
                 await self._stopping.wait()
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _run(self, child: Child) -> int:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._join)
-            code = await child.wait()
-            tasks.cancel_scope.cancel()
-        return code
-
     async def _join(self) -> None:
-        """Make a line between each front and the engine process that have none."""
-        engine = self._children.get(names.ENGINE)
-        for front in [child for name, child in self._children.items() if name != names.ENGINE]:
-            if engine is not None and (front, engine) not in self._joined:
-                self._joined.add((front, engine))
-                await send_line(front.handover, engine.handover)
+        """Make a line between each front and the engine process that have none, whenever one of them starts."""
+        while True:
+            changed = self._changed
+            engine = self._children.get(names.ENGINE)
+            for front in [child for name, child in self._children.items() if name != names.ENGINE]:
+                if engine is not None and (front, engine) not in self._joined:
+                    self._joined.add((front, engine))
+                    await send_line(front.handover, engine.handover)
+            await changed.wait()
 
     def _set(self, name: str, child: Child | None) -> None:
         """Note the child that has a name now; None: it has ended."""
