@@ -18,6 +18,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "packed", "padded"]
 Task = Literal["auto", "embed", "sparse", "score"]
 ImagePath = Literal["fast", "exact"]
+PreprocessPlace = Literal["thread", "process"]
 Tune = Literal["auto", "off", "again"]
 
 MOST_IMAGE_THREADS: Final = 16
@@ -223,6 +224,14 @@ class EngineConfig:
         shared=True,
         default_text="one for each core, from 2 to 16",
         more="Texts never wait behind them. More threads than cores gain nothing.",
+    )
+    preprocess_workers: PreprocessPlace | None = setting(
+        None,
+        "Place of preprocess: thread, or process, for Python code that would hold the interpreter's lock.",
+        group="Limits",
+        default_text="process for code of a model folder, else thread",
+        more="Processes are started with the model, as many as the limits above allow for each kind of input. "
+        "One that crashes fails its own inputs alone. They take memory, and tokenizers gain nothing in them.",
     )
     image_path: ImagePath = setting(
         "fast",
@@ -474,6 +483,14 @@ class EngineConfig:
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
+
+    def preprocess_place(self, *, custom_code: bool = False) -> PreprocessPlace:
+        """Return the place of preprocess: `preprocess_workers`, or its default.
+
+        Args:
+            custom_code: True for code of a model folder, which may hold the interpreter's lock for long, or crash.
+        """
+        return self.preprocess_workers or ("process" if custom_code else "thread")
 
     @property
     def image_preprocess_threads(self) -> int:

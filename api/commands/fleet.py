@@ -12,6 +12,7 @@ from staged_pool.api.commands.process import run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.machine.interpreter import module_command
 from staged_pool.stages.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def supervise(
         listener: The listening socket.
     """
     from staged_pool.api.commands.child import ChildSettings
-    from staged_pool.api.fleet.processes import Launch, child_command
+    from staged_pool.api.fleet.processes import Launch
     from staged_pool.api.fleet.supervisor import Supervisor
 
     def settings(name: str, files: Files, others_serve: bool) -> bytes:
@@ -77,7 +78,7 @@ def supervise(
         )
 
     supervisor = Supervisor(
-        Launch(child_command(CHILD), listener.fileno(), settings),
+        Launch(module_command(CHILD), listener.fileno(), settings),
         fronts=process.api_servers,
         drain_s=server.drain_lead_s + max(model.drain_timeout_s for model in models),
         silent_s=max(model.watchdog_s for model in models),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,13 +153,3 @@ async def start(
         pass  # it has ended already, and `wait` tells its exit code
     log.info("process.started", child=name, pid=process.pid)
     return child
-
-
-def child_command(module: str) -> list[str]:
-    """Return the command that runs a module of this package with this interpreter."""
-    return [sys.executable, *_isolation(), "-m", module]
-
-
-def _isolation() -> list[str]:
-    """Return the flags of this interpreter that decide which modules it finds."""
-    return ["-P"] if sys.flags.safe_path else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -42,7 +43,8 @@ async def open_desk(configs: Sequence[EngineConfig], memory: MemoryGovernor) -> 
             async with anyio.create_task_group() as tasks:
                 running = partial(_run_device_engine, desk)
                 group = EngineGroup[DeviceEngine](tasks, threads, memory, first, running)
-                await group.open([Served(config) for config in configs])
+                # Fronts prepare the inputs. Code of a folder is tried once at load, and never in this process.
+                await group.open([Served(replace(config, preprocess_workers=None)) for config in configs])
                 yield desk
                 await group.drain()
 
@@ -80,5 +82,7 @@ async def _run_device_engine(
 
 def _terms(config: EngineConfig, model: Encoder) -> ModelTerms:
     card = model.card
+    preparation = model.preparation
+    model.close()  # its worker processes
     fed_limits = {lane: LaneLimits.of_model(lane, config, card).fed_tokens for lane in card.lanes}
-    return ModelTerms(card, model.preparation, fed_limits, new_secret())
+    return ModelTerms(card, preparation, fed_limits, new_secret())

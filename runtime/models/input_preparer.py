@@ -8,12 +8,8 @@ transformers imports torch with every image processor. Custom code of a folder i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Final, cast
-
-from PIL import Image as Pillow
+from typing import cast
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
@@ -28,10 +24,8 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
-from staged_pool.stages.errors import InvalidInput, Unsupported
-
-_USUAL_PIXELS: Final = (224, 224)
-"""Width and height, in pixels, of the image of a warm-up."""
+from staged_pool.runtime.workers.pool import WorkerPool
+from staged_pool.stages.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +41,8 @@ class InputPreparer:
     """None: the model reads no images."""
     image_inputs: LoneImageReader | MultimodalReader | None
     """Preprocessor of the lane of images. None: there is no such lane."""
+    text_workers: WorkerPool | None = None
+    """Processes that tokenize. None: the calling thread does."""
 
     def pads(self, lane: Lane) -> bool:
         return lane in self.padded
@@ -57,6 +53,8 @@ class InputPreparer:
         if inputs[0].lane == "image":
             assert self.image_inputs is not None
             return self.image_inputs.read(inputs)
+        if self.text_workers is not None:
+            return cast("Sequence[Preprocessed]", self.text_workers.call(inputs))
         assert self.tokenizer is not None
         return cast("Sequence[Preprocessed]", self.tokenizer.preprocess(inputs))
 
@@ -76,10 +74,9 @@ class InputPreparer:
         Such an import takes seconds, and holds the interpreter's lock for most of them: requests must not wait for it.
         """
         if lane == "image" and self.images is not None:
-            self.images.read_alone(_plain_image())
-        elif self.tokenizer is not None and self.tokenizer.settings.chat_template is not None:
-            with suppress(InvalidInput):  # the template takes other messages
-                self.tokenizer.write_chat(Chat(({"role": "user", "content": "warm up"},)))
+            self.images.warm_up()
+        elif self.tokenizer is not None:
+            self.tokenizer.warm_up()
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:
@@ -94,6 +91,8 @@ class InputPreparer:
             self.images.clear_cache()
 
     def close(self) -> None:
+        if self.text_workers is not None:
+            self.text_workers.close()
         if self.images is not None:
             self.images.close()
 
@@ -114,13 +113,6 @@ class InputPreparer:
         if self.tokenizer is None:
             raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokenizer.")
         return self.tokenizer
-
-
-def _plain_image() -> bytes:
-    """Encode a grey image of the usual size."""
-    file = BytesIO()
-    Pillow.new("RGB", _USUAL_PIXELS, (128, 128, 128)).save(file, "PNG")
-    return file.getvalue()
 
 
 def load_preparer(
@@ -146,12 +138,26 @@ def load_preparer(
             inputs = LoneImageReader(reader, image.lone)
         elif image.embedded is not None and tokenizer is not None:
             inputs = MultimodalReader(tokenizer, *image.embedded, reader)
-    return InputPreparer(card=card, padded=preparation.padded, tokenizer=tokenizer, images=reader, image_inputs=inputs)
+    return InputPreparer(
+        card=card,
+        padded=preparation.padded,
+        tokenizer=tokenizer,
+        images=reader,
+        image_inputs=inputs,
+        text_workers=open_text_workers(config, text),
+    )
+
+
+def open_text_workers(config: EngineConfig, text: TextPreparation | None) -> WorkerPool | None:
+    """Start the processes that tokenize. None: threads do, or the model reads no texts."""
+    if text is None or config.preprocess_place() == "thread":
+        return None
+    return WorkerPool("texts", text, config.preprocess_limit)
 
 
 def _image_reader(image: ImagePreparation, config: EngineConfig, memory: MemoryBudget | None) -> ImageReader:
     settings, processor = image.settings(), None
-    if image.reason is not None and not image.custom_code:
+    if image.reason is not None and config.preprocess_place(custom_code=image.custom_code) == "thread":
         leave_out_broken_torchvision()
-        processor = load_processor(settings.folder, trust_remote_code=False)
+        processor = load_processor(settings.folder, trust_remote_code=image.custom_code)
     return ImageReader(settings, config, memory, reason=image.reason, processor=processor)

@@ -37,8 +37,10 @@ from staged_pool.runtime.models.heads.build import check_answers
 from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.models.input_preparer import open_text_workers
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
 from staged_pool.runtime.models.model_card import build_card, log_card
+from staged_pool.runtime.models.preparation import TextPreparation
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.input_roles import unknown_markers_to_prompts
@@ -127,10 +129,15 @@ def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, 
     replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
     towers = replicas[0].towers
     text = towers.get("text")
+    tokenizer = text.tokenizer if isinstance(text, TextTower) else None
+    text_workers = open_text_workers(config, None if tokenizer is None else TextPreparation.of(tokenizer))
+    if text_workers is not None:
+        undo.callback(text_workers.close)
     encoder = Encoder(
         card=build_card(found.name, folder, source, replicas, config, dtype=dtype),
         padded=tuple(lane for lane, tower in towers.items() if tower.pads),
-        tokenizer=text.tokenizer if isinstance(text, TextTower) else None,
+        tokenizer=tokenizer,
+        text_workers=text_workers,
         images=reader,
         image_inputs=None if reader is None else _image_inputs(folder, reader, towers),
         replicas=Replicas(replicas),

@@ -6,13 +6,14 @@ another process.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.model import Lane, ModelInput, Preprocessed
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
@@ -49,6 +50,12 @@ class TextPreparation:
             splits_special_tokens=used.encode_special_tokens,
             settings=tokenizer.settings,
         )
+
+    def open(self) -> Callable[[Sequence[ModelInput]], Sequence[Preprocessed]]:
+        """Return `TextTokenizer.preprocess`: this is a `runtime.workers.jobs.Work`."""
+        tokenizer = self.build()
+        tokenizer.warm_up()
+        return tokenizer.preprocess
 
     def build(self) -> TextTokenizer:
         """Build a tokenizer that gives the same tokens."""

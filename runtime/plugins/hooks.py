@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from staged_pool.runtime.plugins.processor import PluginContext, PluginLike, Processor, takes
+from staged_pool.runtime.plugins.processor import Isolation, PluginContext, PluginLike, Processor, takes
 from staged_pool.stages.errors import ConfigError
 
 HookName: TypeAlias = Literal["parse", "load", "preprocess", "postprocess", "cancelled"]
@@ -37,17 +37,18 @@ class Hook:
         return self.function(value, context) if self.takes_context else self.function(value)
 
 
-def hooks_of(plugin: PluginLike, name: str) -> Mapping[HookName, Hook]:
+def hooks_of(plugin: PluginLike, name: str, place: Isolation = "thread") -> Mapping[HookName, Hook]:
     """Find the hooks of a plugin. Those that it leaves to `Processor`, or lacks, are missing: they pass values on.
 
     Args:
         plugin: The plugin.
         name: Name of the plugin, for errors.
+        place: Place of plain hooks, unless the plugin has an `isolation` of its own.
 
     Raises:
         ConfigError: `preprocess` is missing, or a hook takes other arguments; or `forward` is a coroutine function.
     """
-    isolation: Kind = getattr(plugin, "isolation", "thread")
+    isolation: Kind = getattr(plugin, "isolation", None) or place
     if isolation not in ("thread", "process"):
         raise ConfigError(f"plugin {name!r}: isolation={isolation!r}; expected 'thread' or 'process'")
     if "preprocess" not in (found := {each for each in (*HOOKS, "cancelled") if overrides(plugin, each)}):

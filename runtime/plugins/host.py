@@ -50,7 +50,8 @@ class PluginHost:
     def __init__(self, name: str, plugin: PluginLike, config: EngineConfig, clock: Callable[[], float]) -> None:
         self.name = name
         self.plugin = plugin
-        self.places = HookPlaces(name, hooks_of(plugin, name), config.preprocess_limit, self.release_ended)
+        hooks = hooks_of(plugin, name, config.preprocess_place())
+        self.places = HookPlaces(name, hooks, config.preprocess_limit, self.release_ended)
         self.loading = anyio.CapacityLimiter(config.media_limit)
         """Requests that are in `parse` or `load`, or wait for preprocess after that. It bounds the loaded data."""
         self.finishing = anyio.CapacityLimiter(config.media_limit)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from functools import cache
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import anyio.to_process
 
 from staged_pool.runtime.plugins.hooks import Hook
 from staged_pool.runtime.plugins.processor import PluginContext
-
-HOOK_NICE: Final = 10
-"""Niceness of the processes. `perf plugins` measures `/health` beside them."""
+from staged_pool.runtime.workers.program import NICE
 
 
 class HookProcesses:
@@ -52,7 +50,7 @@ class HookProcesses:
 @cache
 def _yield_the_cores() -> None:
     """Lower the priority of this process, once: the server goes first, above all its event loop."""
-    os.nice(HOOK_NICE)
+    os.nice(NICE)
 
 
 def _run(hook: Hook, value: object, request_id: str, state: Any) -> tuple[Any, Any]:

@@ -123,8 +123,10 @@ class Processor:
 
     name: str = ""
     """Name of the plugin in requests. Empty: that of its entry point, else of its class."""
-    isolation: Isolation = "thread"
-    """Place of plain hooks: threads of this process, or processes of their own. `forward` always runs in a thread."""
+    isolation: Isolation | None = None
+    """Place of plain hooks: threads of this process, or processes of their own. `forward` always runs in a thread.
+
+    None: as `--preprocess-workers` says, which is in threads by default."""
     outputs: Sequence[str] = ()
     """Outputs of the served model, such as `dense`. Empty: its first one. Without use if there is a `forward`."""
     max_batch_items: int | None = None

@@ -79,7 +79,7 @@ def processes() -> set[int]:
     return {
         child.pid
         for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and "custom_code_worker" in " ".join(child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE and "runtime.workers.program" in " ".join(child.cmdline())
     }
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_a_preparer_takes_the_exact_path_where_the_loaded_model_does(kind: str, 
     assert preparer.images is not None
     assert preparer.images.path == "exact"
     check_preparation(model, preparer)
+
+
+@pytest.mark.parametrize(("kind", "path"), [("clip-st", "fast"), ("siglip", "exact")])
+def test_processes_prepare_what_threads_prepare(kind: str, path: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind, image_path=path)
+    limits = {"preprocess_limit": 1, "image_preprocess_limit": 1}
+    given = inputs_of(model.card)
+    with closing(preparer_of(model, image_path=path, preprocess_workers="process", **limits)) as preparer:
+        found = [outcome(partial(preparer.preprocess, [each])) for each in given]
+    assert found == [outcome(partial(model.preprocess, [each])) for each in given]
 
 
 @pytest.mark.parametrize("kind", EVERY)

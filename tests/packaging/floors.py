@@ -52,6 +52,7 @@ FLOORS: Final = (
     "runtime/caching",
     "runtime/tasks",
     "runtime/threads",
+    "runtime/workers",
     "runtime",
     "runtime/machine",
     "stages",

@@ -28,7 +28,7 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
     """
     try:
         made = processor(images=image, return_tensors="np", **arguments)
-    except (*MISUSE_ERRORS, ArithmeticError) as error:
+    except (*MISUSE_ERRORS, ArithmeticError, SystemExit) as error:  # code of a model folder may call `sys.exit`
         raise UnusableMedia(
             f"The model's image processor cannot use an image of {image.width} x {image.height} pixels."
         ) from error

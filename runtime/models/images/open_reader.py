@@ -48,8 +48,8 @@ def open_reader(settings: ImageSettings, config: EngineConfig, memory: MemoryBud
         ConfigError: The folder's image processor cannot be loaded, or fails on an ordinary image.
     """
     processor = None
-    if not settings.custom_code:
-        processor = load_processor(settings.folder, trust_remote_code=False)
+    if not settings.custom_code or config.preprocess_place(custom_code=True) == "thread":
+        processor = load_processor(settings.folder, trust_remote_code=settings.custom_code)
         _check_processor(processor, settings)
     reason = "image_path=exact" if config.image_path == "exact" else _why_not_fast(processor, settings)
     reader = ImageReader(settings, config, memory, reason=reason, processor=processor)

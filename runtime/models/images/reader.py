@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import Any, Final
+import pickle
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Any, Final, cast
+
+from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
-from staged_pool.runtime.models.images.custom_code import CustomCodeProcessor
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
 from staged_pool.runtime.models.images.options import ImageOptions, OptionsReader
 from staged_pool.runtime.models.images.scale import Scale
-from staged_pool.runtime.models.images.settings import ImageSettings
+from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
-from staged_pool.stages.errors import TooLarge
+from staged_pool.runtime.workers.jobs import JobFailed, WorkerDied
+from staged_pool.runtime.workers.pool import WorkerPool
+from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
+
+_USUAL_PIXELS: Final = (224, 224)
+"""Width and height, in pixels, of the image of a warm-up."""
 
 _MOST_MADE: Final[Size] = (2048, 2048)
 """Largest height and width that memory is reserved for, with an unknown processor."""
@@ -36,7 +45,7 @@ class ImageReader:
         config: Limits.
         memory: Budget of memory for decodes. None: no limit.
         reason: Reason for the exact path. None: images take the fast path.
-        processor: The result of `load_processor`, which the exact path calls. None: the processor is custom code.
+        processor: The result of `load_processor`, which the exact path calls. None: worker processes load it.
 
     Raises:
         ConfigError: The folder's own code cannot be loaded.
@@ -59,9 +68,9 @@ class ImageReader:
         self._draft = config.image_draft
         self._options = OptionsReader(settings, config.max_image_pixels)
         self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None
-        self._custom_code: CustomCodeProcessor | None = None
-        if settings.custom_code:
-            self._custom_code = CustomCodeProcessor(settings.folder, self._limits, config.image_preprocess_threads)
+        self._workers: WorkerPool | None = None
+        if config.preprocess_place(custom_code=settings.custom_code) == "process":
+            self._workers = WorkerPool("images", ImageWork(settings, config, reason), config.image_preprocess_threads)
 
     @property
     def path(self) -> ImagePath:
@@ -88,13 +97,19 @@ class ImageReader:
         data = _content(image)
         options = self._options.read(image.options)
         if self._cache is None:
-            return self._prepare(data, options)
+            return self.prepare(data, options)
         key = options.key(data)
-        return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, options))
+        return self._cache.get(key if scope is None else (key, scope), lambda: self.prepare(data, options))
 
     def read_alone(self, encoded: bytes) -> Pixels:
         """Prepare an image without options and without the cache. Raises the errors of `read`."""
-        return self._prepare(encoded, self._options.read({}))
+        return self.prepare(encoded, self._options.read({}))
+
+    def warm_up(self) -> None:
+        """Prepare a grey image, without the cache: the first image imports torch."""
+        file = BytesIO()
+        Pillow.new("RGB", _USUAL_PIXELS, (128, 128, 128)).save(file, "PNG")
+        self.read_alone(file.getvalue())
 
     def patches(self, image: Image) -> int | None:
         """Return the `patches` of the prepared image. The fast path reads only the header.
@@ -104,7 +119,7 @@ class ImageReader:
         """
         options = self._options.read(image.options)
         if self.reason is not None:
-            return self._prepare(_content(image), options).patches  # without the cache: the scope is unknown
+            return self.prepare(_content(image), options).patches  # without the cache: the scope is unknown
         encoded = Encoded(_content(image), self._limits)
         target, edge = self._options.check(options, encoded.size), options.settings.patch_size
         return None if edge is None else (target[0] // edge) * (target[1] // edge)
@@ -119,9 +134,9 @@ class ImageReader:
             self._cache.clear()
 
     def close(self) -> None:
-        """End the worker processes of custom code, if there are any."""
-        if self._custom_code is not None:
-            self._custom_code.close()
+        """End the worker processes, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
 
     def memory(self, image: Image) -> int:
         """Estimate the peak memory of `read` in bytes, from the header. Raises the errors of `read`."""
@@ -129,7 +144,8 @@ class ImageReader:
         encoded, _ = self._open(_content(image), options)
         return self._memory(encoded, options)
 
-    def _prepare(self, data: bytes, options: ImageOptions) -> Pixels:
+    def prepare(self, data: bytes, options: ImageOptions) -> Pixels:
+        """Prepare an image without the cache, with options that are checked. Raises the errors of `read`."""
         encoded, target = self._open(data, options)
         needed, had = self._memory(encoded, options), self._decodes.limit_bytes
         if needed > had:
@@ -138,8 +154,8 @@ class ImageReader:
                 f"MB of memory: this server has {had // 10**6} MB for that."
             )
         with self._decodes.room(needed):
-            if self._custom_code is not None:
-                return self._custom_code.read(data, options.background)
+            if self._workers is not None:
+                return self._read_in_process(self._workers, data, options)
             image = encoded.load(options.background)
             target = target or self._options.check(options, image.size)
             if self.reason is None:
@@ -147,6 +163,14 @@ class ImageReader:
 
                 return read_fast(image, target, options.settings)
             return read_exact(image.whole(), self._processor, self.settings, options.arguments)
+
+    def _read_in_process(self, workers: WorkerPool, data: bytes, options: ImageOptions) -> Pixels:
+        try:
+            return cast(Pixels, workers.call((pickle.PickleBuffer(data), options)))
+        except WorkerDied as error:
+            raise UnusableMedia("The model's image processor crashed on the image.") from error
+        except JobFailed as error:
+            raise UnusableMedia("The model's image processor cannot use the image.") from error
 
     def _open(self, data: bytes, options: ImageOptions) -> tuple[Encoded, Size | None]:
         """Read the header, and make all checks that need no pixels.
@@ -179,3 +203,34 @@ def _content(image: Image) -> bytes:
     if not isinstance(image.source, bytes):
         raise TypeError("the image has not been fetched")
     return image.source
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWork:
+    """Work of processes that prepare images: jobs are pairs of an encoded image and its options."""
+
+    settings: ImageSettings
+    config: EngineConfig
+    reason: str | None
+    """See `ImageReader.reason`."""
+
+    def open(self) -> Callable[[tuple[bytes, ImageOptions]], Pixels]:
+        """Load the image processor, if the path is exact.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        own_code, processor = self.settings.custom_code, None
+        if self.reason is not None:
+            try:
+                processor = load_processor(self.settings.folder, trust_remote_code=own_code)
+            except (Exception, SystemExit) as error:  # code of a model folder may raise anything
+                if not own_code:
+                    raise
+                named = self.settings.processor
+                raise ConfigError(f"{named}: the folder's own image processor cannot be loaded: {error}") from error
+        alone = replace(self.config, preprocess_workers="thread", image_cache_mb=0)
+        reader = ImageReader(self.settings, alone, reason=self.reason, processor=processor)
+        if not own_code:  # such code may reject a plain image, or keep count of its images
+            reader.warm_up()
+        return lambda job: reader.prepare(bytes(job[0]), job[1])

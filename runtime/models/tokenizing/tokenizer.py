@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
@@ -92,6 +93,12 @@ class TextTokenizer:
         pairs = [(given, given.source) for given in inputs if isinstance(given.source, PairInput)]
         of_texts, of_pairs = iter(self._texts.read(texts)), iter(self._read_pairs(pairs))
         return [next(of_pairs if isinstance(given.source, PairInput) else of_texts) for given in inputs]
+
+    def warm_up(self) -> None:
+        """Write a conversation, if the model has a template for it: the first one imports transformers."""
+        if self.settings.chat_template is not None:
+            with suppress(InvalidInput):  # the template takes other messages
+                self.write_chat(Chat(({"role": "user", "content": "warm up"},)))
 
     def write_chat(self, chat: Chat, prompt: str = "") -> str:
         """See `TextReader.write_chat`."""

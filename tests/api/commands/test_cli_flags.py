@@ -36,6 +36,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "forward_workers": (["--forward-workers", "2"], 2),
     "preprocess_limit": (["--preprocess-limit", "5"], 5),
     "image_preprocess_limit": (["--image-preprocess-limit", "7"], 7),
+    "preprocess_workers": (["--preprocess-workers", "process"], "process"),
     "image_path": (["--image-path", "exact"], "exact"),
     "image_draft": (["--image-draft"], True),
     "image_cache_mb": (["--image-cache-mb", "11"], 11),

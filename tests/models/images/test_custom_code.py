@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import ImagePreparation, Preparation
 from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
 from staged_pool.runtime.requests import DENSE_ONLY, Image
+from staged_pool.runtime.workers.pool import THREAD
 from staged_pool.stages.errors import (
     ConfigError,
     EngineStopped,
@@ -100,13 +102,15 @@ def dot(red: int) -> Image:
 
 
 def processes() -> set[int]:
-    return {child.pid for child in psutil.Process().children() if "custom_code_worker" in " ".join(child.cmdline())}
+    return {
+        child.pid for child in psutil.Process().children() if "runtime.workers.program" in " ".join(child.cmdline())
+    }
 
 
 def replaced() -> None:
     """Return when every process that died has its successor."""
     for thread in threading.enumerate():
-        if thread.name == "custom-code":
+        if thread.name == THREAD:
             thread.join()
 
 
@@ -130,6 +134,17 @@ def test_the_folder_s_code_makes_the_pixels_of_a_preparer_too(moody: ImageReader
     assert len(before - processes()) == 1
 
 
+def test_the_folder_s_code_runs_in_threads_if_the_operator_says_so(tmp_path: Path) -> None:
+    code = CODE.replace("os.getpid() * 0", "os.getpid()").replace('assert sys.stdin.read() == ""', "pass")
+    settings = read_image_settings(folder_with(code, tmp_path / "here"), trust_remote_code=True)
+    before = processes()
+    with closing(open_reader(settings, EngineConfig(preprocess_workers="thread"))) as reader:
+        assert reader.read(dot(77)).values[0, 0, 0] == 77.5 + os.getpid()
+        with pytest.raises(UnusableMedia):
+            reader.read(dot(4))  # `sys.exit` must not end this process
+    assert processes() == before
+
+
 def test_a_process_that_dies_fails_its_image_and_is_replaced(
     moody: ImageReader, logged: list[structlog.typing.EventDict]
 ) -> None:
@@ -140,7 +155,7 @@ def test_a_process_that_dies_fails_its_image_and_is_replaced(
             moody.read(dot(red))
     assert moody.read(dot(77)).values[0, 0, 0] == 77.5
     replaced()
-    died = [event["exit_code"] for event in logged if event["event"] == "images.process_died"]
+    died = [event["exit_code"] for event in logged if event["event"] == "workers.process_died"]
     assert sorted(died) == sorted([-signal.SIGABRT, 3])
     assert len(processes()) == 2
     assert not processes() & before

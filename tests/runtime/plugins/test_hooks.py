@@ -55,6 +55,14 @@ def test_isolation_moves_plain_hooks_alone() -> None:
     assert kinds(Apart()) == {"load": "awaited", "preprocess": "process", "cancelled": "thread"}
 
 
+def test_the_setting_places_the_hooks_of_plugins_that_name_no_place() -> None:
+    class Stays(Plain):
+        isolation = "thread"
+
+    assert hooks_of(Plain(), "p", "process")["preprocess"].kind == "process"
+    assert hooks_of(Stays(), "p", "process")["preprocess"].kind == "thread"
+
+
 def test_a_hook_may_leave_the_context_out() -> None:
     class Short:
         def parse(self, data: Any) -> Any:
