@@ -111,7 +111,7 @@ class Supervisor:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _join(self) -> None:
-        """Make a line between each front and the engine process that have none, whenever one of them starts."""
+        """Make a line between each front and the engine process, as they come and go."""
         while True:
             changed = self._changed
             engine = self._children.get(names.ENGINE)
