@@ -21,7 +21,7 @@ from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.sending import send_all
 from staged_pool.api.http.transports import Look, Transport
 from staged_pool.api.limits.connection_limit import ConnectionLimit
-from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.limits.server_state import GRACE_S, ServerState
 from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 
@@ -209,8 +209,7 @@ class ConnectionLifecycle(ABC):
         if not self._working:
             self._limit.wait(self, idle=idle)
         self._in_head = self._took_last_look = False
-        timeout_s = math.inf if not idle else 0.0 if self._server_state.leaving else self._keep_alive_s
-        self._deadline = self._service.time() + timeout_s
+        self._deadline = self._service.time() + (self._keep_alive_s if idle else math.inf)
         if not self._receives:
             return
         if idle and self._has_unread:
@@ -220,11 +219,14 @@ class ConnectionLifecycle(ABC):
 
     @property
     def _keep_alive_s(self) -> float:
-        """Seconds that it may be idle: fewer before its first request, and none while memory is short."""
-        keep_alive_s = self._limits.keep_alive_s
-        if self._has_asked and not self._server_state.keeps_alive:
-            return 0.0
-        return keep_alive_s if self._has_asked else min(keep_alive_s, self._limits.head_timeout_s)
+        """Seconds that it may be idle: none in a shutdown or while memory is short, once it has sent a request.
+
+        A new connection may wait for `GRACE_S` in a shutdown. Its client, which has been accepted, is about to ask.
+        """
+        keep_alive_s, state = self._limits.keep_alive_s, self._server_state
+        if self._has_asked:
+            return keep_alive_s if state.keeps_alive else 0.0
+        return min(keep_alive_s, self._limits.head_timeout_s, GRACE_S if state.leaving else math.inf)
 
     # A `Member` of the connection limit
 
