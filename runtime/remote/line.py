@@ -34,6 +34,11 @@ BEAT_S: Final = 0.5
 SILENT_S: Final = 2 * BEAT_S
 """Seconds without a report after which a front is not ready."""
 
+PATIENCE_S: Final = 0.5
+"""Longest wait of a request for an engine process that is away.
+
+Clients that ask again at once would otherwise take the cores that it needs to start."""
+
 FIRST_LOAD_S: Final = 10.0
 """Seconds that the engine process takes to load, before the first time is known."""
 
@@ -55,10 +60,12 @@ class FrontLine:
 
     Args:
         clock: Clock of the stages, in seconds.
+        patience_s: See `PATIENCE_S`.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
         self._clock = clock
+        self._patience_s = patience_s
         self._port: Port | None = None
         self.models: list[RemoteModel] = []
         """Models that this front has opened, in the order of the settings."""
@@ -69,6 +76,8 @@ class FrontLine:
         self.load_s = FIRST_LOAD_S
         """Seconds between the end of the last line and the welcome of the next one."""
         self._ended_at = self._heard_at = clock()
+        self._came_back = anyio.Event()
+        """Set once a line that had ended is up again."""
         self._numbers = count(1)
         self._asked: dict[int, _Asked] = {}
         self._requests: dict[int, tuple[RemoteModel, Ticket]] = {}
@@ -113,11 +122,13 @@ class FrontLine:
             }
         )
         self.welcomed.set()
+        self._came_back.set()
 
     def _end(self) -> None:
         """Fail all requests: nothing comes from the engine process any more."""
         self._ended_at = self._clock()
         self._port = None
+        self._came_back = anyio.Event()
         error = self.absent()
         self.reject(error)
         for model, ticket in list(self._requests.values()):
@@ -165,6 +176,18 @@ class FrontLine:
     def _is_open(self, message: Any) -> bool:
         """Return False if the model of a message is still being opened here."""
         return not len(self.models) <= message.model < len(self.terms)
+
+    async def wait_for_engine(self, timeout_s: float) -> None:
+        """Wait for an engine process that is away, as long as patience lasts.
+
+        Raises:
+            EngineStopped: It has not come back.
+        """
+        if self._port is None:
+            with anyio.move_on_after(min(self._patience_s, timeout_s)):
+                await self._came_back.wait()
+        if self._port is None:
+            raise self.absent()
 
     def absent(self) -> EngineStopped:
         """Return the error of a request while there is no engine process."""

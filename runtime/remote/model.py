@@ -47,6 +47,8 @@ class Line(Protocol):
 
     def absent(self) -> EngineStopped: ...
 
+    async def wait_for_engine(self, timeout_s: float) -> None: ...
+
     def silence(self) -> str | None: ...
 
     async def ask(self, number: int, arriving: Arriving, *, waits: bool) -> int: ...
@@ -129,8 +131,7 @@ class RemoteModel:
         Raises:
             StagedPoolError: It is not admitted.
         """
-        if self._line.fault is not None:
-            raise self._line.absent()
+        await self._line.wait_for_engine(arriving.timeout_s)
         self.check_open()
         request = await self._line.ask(self._number, arriving, waits=waits)
         reservation = self.account.try_enter(

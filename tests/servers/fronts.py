@@ -107,6 +107,7 @@ async def fronts_on(
     fronts: int = 1,
     front_model: Model | None = None,
     rings: bool = True,
+    patience_s: float = 0.0,
 ) -> AsyncIterator[tuple[Sequence[Engine], DeviceEngine, FrontDesk, Sequence[Joined]]]:
     """Run fronts on one model in front of one engine process's part of it.
 
@@ -116,6 +117,7 @@ async def fronts_on(
         fronts: Number of fronts.
         front_model: Prepares, in all fronts. None: `model` does.
         rings: Join them with shared memory.
+        patience_s: Longest wait of a request for an engine process that is away.
     """
     config = config or EngineConfig()
     prepares = front_model or model
@@ -125,7 +127,7 @@ async def fronts_on(
         desk.add(device, terms_of(model, config))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        joined = [Joined(FrontLine(StageOptions().clock)) for _ in range(fronts)]
+        joined = [Joined(FrontLine(StageOptions().clock, patience_s)) for _ in range(fronts)]
         engines = []
         for front in joined:
             await join(tasks, desk, front, rings=rings)

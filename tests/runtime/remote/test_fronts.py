@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable
 from functools import partial
 from itertools import chain
@@ -235,6 +236,28 @@ async def test_a_new_engine_process_serves_the_fronts_of_the_old_one() -> None:
             assert (await engine.embed("again")).dense is not None
             await until(lambda: at_rest(front, engine, new_device))
             assert second.forwarded == [["again"]]
+            front.scope.cancel()
+            await until(lambda: len(front.ends) == 2)
+
+
+async def test_a_request_waits_for_an_engine_process_that_comes_back_in_time() -> None:
+    model, config, outcomes = LetterModel(), EngineConfig(), list[Any]()
+    async with (
+        anyio.create_task_group() as tasks,
+        fronts_on(model, config, patience_s=math.inf) as ((engine,), _, desk, (front,)),
+    ):
+        front.scope.cancel()
+        await until(lambda: len(front.ends) == 1)
+        tasks.start_soon(outcome, engine.embed("meanwhile"), outcomes)
+        with pytest.raises(EngineStopped):
+            await engine.embed("in a hurry", timeout_s=0.001)
+        new_desk = FrontDesk()
+        async with device_engine_on(LetterModel(), config, new_desk) as new_device:
+            new_desk.add(new_device, desk._terms[0])
+            assert not outcomes
+            await join(tasks, new_desk, front)
+            await until(lambda: bool(outcomes))
+            assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))
             front.scope.cancel()
             await until(lambda: len(front.ends) == 2)
 
