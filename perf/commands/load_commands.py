@@ -19,6 +19,7 @@ from perf.under_load import (
     images,
     liveness,
     liveness_images,
+    matrix,
     mixed,
     overload,
     plugins,
@@ -256,6 +257,19 @@ def processes_command(
     """Rates, latencies and CPU time of one process, beside fronts before an engine process."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     processes.run(options, fronts=tuple(int(count) for count in fronts.split(",")), rounds=rounds, seconds=seconds)
+
+
+@main.command("matrix")
+def matrix_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cell, alternating.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of a cell in one round.")] = 4.0,
+) -> None:
+    """Threads, processes and fronts for preprocess, by threads of torch: texts, images, and images in Python code."""
+    matrix.run(Options(model=model, dtype=dtype, backend=backend), rounds=rounds, seconds=seconds)
 
 
 @main.command("deaths")

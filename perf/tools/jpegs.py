@@ -60,8 +60,12 @@ def score_request(query: str, images: Iterable[bytes]) -> bytes:
 
 
 @contextmanager
-def clip_folder() -> Iterator[Path]:
-    """Make the folder of the model; it is removed at the end of the block."""
+def clip_folder(layers: int | None = None) -> Iterator[Path]:
+    """Make the folder of the model; it is removed at the end of the block.
+
+    Args:
+        layers: Layers of each tower. None: those of ViT-B/32.
+    """
     import torch
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
@@ -69,6 +73,8 @@ def clip_folder() -> Iterator[Path]:
         folder = Path(name)
         words = write_word_tokenizer(folder, begin="<|startoftext|>", end="<|endoftext|>", longest=77)
         config = CLIPConfig()
+        if layers is not None:
+            config.text_config.num_hidden_layers = config.vision_config.num_hidden_layers = layers
         config.text_config.vocab_size = words
         config.text_config.bos_token_id, config.text_config.eos_token_id = words - 2, words - 1
         torch.manual_seed(0)

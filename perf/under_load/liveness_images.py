@@ -37,13 +37,13 @@ COLUMNS: Final = (
 )  # fmt: skip
 NOTE: Final = "ms; of fewer than 100 samples, p99 is the largest"
 
-_OWN_PROCESSOR: Final = f"""
+_OWN_PROCESSOR: Final = """
 import time
 from transformers import CLIPImageProcessorPil
 
 class BurningImageProcessor(CLIPImageProcessorPil):
     def preprocess(self, images, *args, **kwargs):
-        end = time.thread_time() + {BURNT_S}
+        end = time.thread_time() + %s
         while time.thread_time() < end:
             sum(range(1000))
         return super().preprocess(images, *args, **kwargs)
@@ -109,11 +109,16 @@ def _scenarios(clients: int) -> list[Scenario]:
 
 
 @contextmanager
-def burning(folder: Path) -> Iterator[Path]:
-    """Copy the model, with an image processor of its own that holds the GIL."""
+def burning(folder: Path, burnt_s: float = BURNT_S) -> Iterator[Path]:
+    """Copy the model, with an image processor of its own that holds the GIL.
+
+    Args:
+        folder: Folder of the model.
+        burnt_s: Seconds of CPU time that it computes for each image.
+    """
     with TemporaryDirectory(prefix="perf-clip-own-") as name:
         copy = Path(shutil.copytree(folder, name, dirs_exist_ok=True))
-        (copy / "image_processing_burning.py").write_text(_OWN_PROCESSOR)
+        (copy / "image_processing_burning.py").write_text(_OWN_PROCESSOR % burnt_s)
         file = copy / "preprocessor_config.json"
         settings = json.loads(file.read_text())
         settings["image_processor_type"] = "BurningImageProcessor"
