@@ -33,7 +33,7 @@ WARM_UP_REQUESTS: Final = 16
 PATIENCE_S: Final = 60.0
 
 GAIN: Final = 1.6
-"""Wanted ratio of items/s, with two fronts and in one process, for a processor in Python."""
+"""Wanted ratio of items/s, of two fronts to one process, for a processor in Python."""
 HEALTH_P99_MS: Final = 5.0
 
 

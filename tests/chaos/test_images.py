@@ -336,7 +336,7 @@ async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_n
     clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    prepare = ImageReader._prepare
+    prepare = ImageReader.prepare
 
     def counted(self: ImageReader, data: bytes, *more: Any) -> Any:
         begun.append(len(data))
@@ -345,7 +345,7 @@ async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_n
     async with serving(settings(clip), body_timeout_s=30) as served:
         await served.assert_alive()
         fire = Attacked(served=served)
-        monkeypatch.setattr(ImageReader, "_prepare", counted)
+        monkeypatch.setattr(ImageReader, "prepare", counted)
         gate = hold(monkeypatch)
         computed = served.engine.statistics().device.items
         mine = [encode(drawing(40 + seed, 40, seed)) for seed in range(8)]

@@ -97,7 +97,7 @@ def test_results_outlive_the_next_job(pool: WorkerPool) -> None:
 
 
 def test_several_arrays_and_strided_ones(pool: WorkerPool) -> None:
-    given = [np.arange(120_000).reshape(300, 400)[:, ::2], "text", np.ones(7, np.uint8), b"bytes"]
+    given: list[Any] = [np.arange(120_000).reshape(300, 400)[:, ::2], "text", np.ones(7, np.uint8), b"bytes"]
     first, text, third, raw = pool.call(("double", given))[4:]
     assert np.array_equal(first, given[0])
     assert (text, raw) == ("text", b"bytes")
