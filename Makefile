@@ -21,6 +21,9 @@ CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
 RAY := $(VENV)/.ray
 
+# The tests start many processes, and each would compile the modules of the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve test long check clients ray lowest sim hostile properties fuzz perf format clean
 .DELETE_ON_ERROR:

@@ -32,8 +32,8 @@ BACKENDS = [
 ]
 
 # No deadline: a busy machine is no failure. Examples are the same in every run: with new ones, CI fails by chance for a
-# fault that is older than the change. `make properties` searches with new ones.
-settings.register_profile("same", deadline=None, derandomize=True)
+# fault that is older than the change. `make properties` searches with new ones, and with more.
+settings.register_profile("same", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("searching", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "1000")))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

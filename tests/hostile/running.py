@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing.connection import Connection
+from typing import Final
 
 from tests.hostile.attack import Attack, Counts, Target
 from tests.hostile.bystanders import Both, observing
@@ -17,6 +18,9 @@ from tests.hostile.server import AttackedServer, attacked
 
 OVERTIME_S = 60.0
 """Seconds that an attack may take beyond its time, as it waits for answers."""
+
+_PROCESSES: Final = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tests.hostile.registered"])  # then an attacker starts without imports
 
 
 @dataclass(frozen=True)
@@ -56,24 +60,31 @@ class Outcome:
         return found
 
 
-def outcomes(attacks: list[Attack], seconds: float) -> Generator[Outcome, None, None]:
+def outcomes(attacks: list[Attack], seconds: float, *, calm_once: bool = False) -> Generator[Outcome, None, None]:
     """Run attacks, one after the other, each kind of server once.
 
     Args:
         attacks: Those of one setting stand together.
         seconds: Time of each, and of the calm before it.
+        calm_once: Measure the calm before the first attack on each server only.
     """
     for setting, group in groupby(attacks, key=lambda each: each.setting):
         with attacked(setting) as server:
-            with observing(server):
-                time.sleep(1.0)  # the first batches are slow
+            _calm(server, 1.0)  # the first batches are slow
+            calm = None
             for attack in group:
-                yield _outcome(attack, server, seconds)
+                if calm is None or not calm_once:
+                    calm = _calm(server, seconds)
+                yield _outcome(attack, server, seconds, calm)
 
 
-def _outcome(attack: Attack, server: AttackedServer, seconds: float) -> Outcome:
+def _calm(server: AttackedServer, seconds: float) -> Both:
     with observing(server) as calm:
         time.sleep(seconds)
+    return calm
+
+
+def _outcome(attack: Attack, server: AttackedServer, seconds: float, calm: Both) -> Outcome:
     resident = server.resident_bytes
     server.forget_peak()
     target = Target(server.port, seconds, server.quic_port)
@@ -84,8 +95,7 @@ def _outcome(attack: Attack, server: AttackedServer, seconds: float) -> Outcome:
                 seen, fault = told.recv() if told.poll(seconds + OVERTIME_S) else ({}, "it does not end")
             except EOFError:
                 seen, fault = {}, "its process ended"
-    with observing(server) as afterwards:
-        time.sleep(0.2)
+    afterwards = _calm(server, 0.2)
     return Outcome(
         attack=attack,
         calm=calm,
@@ -105,7 +115,7 @@ def _attacker(attack: Attack) -> Iterator[Connection]:
     It has started before the block begins, because the cost of its start is no part of the attack.
     """
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack, theirs))
+    process = _PROCESSES.Process(target=_attack, args=(attack, theirs))
     process.start()
     theirs.close()
     with ours:

@@ -26,6 +26,8 @@ COMMAND: Final = (
 
 START_S: Final = 120.0
 """Limit in seconds for a start, in which models are loaded."""
+LONGEST_PAUSE_S: Final = 0.1
+"""Longest pause in seconds between two looks at a process."""
 STEP_S: Final = 20.0
 """Limit in seconds for steps that are quick on any working machine."""
 END_S: Final = 60.0
@@ -111,10 +113,11 @@ class ServerProcess:
     # Its start and its end
 
     def wait_until(self, condition: Callable[[], bool], within_s: float = STEP_S) -> None:
-        latest = time.monotonic() + within_s
+        """Ask often at first, then seldom: what takes long, such as a start, needs the processor."""
+        latest, pause_s = time.monotonic() + within_s, 0.004
         while not condition():
             assert time.monotonic() < latest, "it never came"
-            time.sleep(0.005)
+            time.sleep(pause_s := min(LONGEST_PAUSE_S, 1.2 * pause_s))
 
     def wait_listening(self) -> None:
         """Wait until clients can connect."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def models_may_load(nothing_blocks_the_event_loop: BlockBuster) -> None:
     nothing_blocks_the_event_loop.deactivate()
 
 
+@cache
 def described(**config: Any) -> Any:
+    """Return the whole description, which nobody changes."""
     return json.loads(document([*OPERATIONS, *BATCH_OPERATIONS, *ADMIN_OPERATIONS], ServerConfig(**config)))
 
 
@@ -101,8 +104,9 @@ def test_every_field_says_what_it_may_be() -> None:
 
 
 def test_routes_that_read_forms_say_so() -> None:
+    paths = described()["paths"]
     for path, task in TASKS.items():
-        content = described()["paths"][path]["post"]["requestBody"]["content"]
+        content = paths[path]["post"]["requestBody"]["content"]
         assert ("multipart/form-data" in content) is task.forms
 
 
@@ -193,38 +197,49 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
     for folder in folders:
         async with serving_in_memory(tiny(folder)) as served:
             async with served.client() as client:
-                whole = (await client.get("/openapi.json")).json()
-                for path, method, operation in operations(whole):
+                description = Described((await client.get("/openapi.json")).json())
+                for path, method, operation in operations(description.whole):
                     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
                     examples = [each["value"] for each in content.get("examples", {}).values()] if content else [None]
                     for example in examples:
                         if content:
-                            _validate(whole, content["schema"], example)
+                            description.validate(content["schema"], example)
                         model = served.engine.card.name
                         response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
                         assert response.status_code == succeeded, (path, example, response.text)
-                        _validate_answer(whole, operation, response)
+                        description.validate_answer(operation, response)
                     seen.add(path)
                 failed = await client.post("/tokenize", json={"prompt": 1})
-                _validate_answer(whole, whole["paths"]["/tokenize"]["post"], failed)
+                description.validate_answer(description.whole["paths"]["/tokenize"]["post"], failed)
     assert seen == set(OPERATIONS)
 
 
-def _validate_answer(whole: Any, operation: Any, response: httpx.Response) -> None:
-    content = operation["responses"][str(response.status_code)].get("content")
-    if content is None:
-        assert response.content == b""
-        return
-    media_type = response.headers["content-type"].split(";")[0]
-    assert media_type in content
-    if media_type == "application/json":
-        _validate(whole, content[media_type]["schema"], response.json())
+class Described:
+    """The description of a server, which bodies and answers are held against."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self._components = json.dumps(whole["components"])
+
+    def validate(self, schema: Any, value: Any) -> None:
+        _validator(json.dumps(schema), self._components).validate(value)
+
+    def validate_answer(self, operation: Any, response: httpx.Response) -> None:
+        content = operation["responses"][str(response.status_code)].get("content")
+        if content is None:
+            assert response.content == b""
+            return
+        media_type = response.headers["content-type"].split(";")[0]
+        assert media_type in content
+        if media_type == "application/json":
+            self.validate(content[media_type]["schema"], response.json())
 
 
-def _validate(whole: Any, schema: Any, value: Any) -> None:
-    rooted = {**schema, "components": whole["components"]}
-    jsonschema_rs.Draft202012Validator(rooted).validate(value)
+@cache
+def _validator(schema: str, components: str) -> jsonschema_rs.Draft202012Validator:
+    """Compile a schema once: it takes longer than an answer."""
+    return jsonschema_rs.Draft202012Validator(json.loads(schema) | {"components": json.loads(components)})
 
 
 async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Path) -> None:
@@ -233,7 +248,7 @@ async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Pat
         pool = asgi.app(engine, server=ServerConfig(batch_dir=tmp_path))
         transport = httpx.ASGITransport(pool)
         async with pool.running(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            whole = (await client.get("/openapi.json")).json()
+            description = Described(whole := (await client.get("/openapi.json")).json())
             assert {*BATCH_OPERATIONS} <= {*whole["paths"]}
             asked = Asking(client)
             batch = await asked.create(requests(2))
@@ -254,7 +269,7 @@ async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Pat
                         more = {"files": {"file": ("a", b"a")}, "data": {"purpose": "batch"}}
                     response = await client.request(method, path.replace("{id}", ids.get(path, "")), **more)
                     assert response.status_code == 200, response.text
-                    _validate_answer(whole, whole["paths"][path][method.lower()], response)
+                    description.validate_answer(whole["paths"][path][method.lower()], response)
                     seen.add(path)
             assert seen == {*BATCH_OPERATIONS}
 

@@ -73,7 +73,7 @@ class Asking:
                 batch = await self.get(f"/v1/batches/{batch_id}")
                 if found(batch):
                     return batch
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.03)
 
     async def ended(self, batch_id: str) -> Any:
         """Wait until a batch has ended; return it."""

@@ -15,6 +15,7 @@ from starlette.routing import Mount
 
 from staged_pool import asgi
 from staged_pool.api.app.batch_service import Batches
+from staged_pool.api.bulk.job import Window
 from staged_pool.api.http.listener import bind
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
@@ -28,6 +29,15 @@ from tests.support.model import LetterModel
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
+
+LINES = 300
+"""Lines of a batch that is not done at once; see `narrow_window`."""
+
+
+@pytest.fixture
+def narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few lines of a batch are under way at once: a file with more than those is soon made and read."""
+    monkeypatch.setattr("staged_pool.api.batches.runner.BATCH_WINDOW", Window(lines=64))
 
 
 @asynccontextmanager
@@ -110,14 +120,15 @@ async def test_a_file_that_cannot_be_run_fails_with_its_lines(
         assert (await client.send("DELETE", f"/v1/files/{file['id']}")).json()["deleted"] is True
 
 
+@pytest.mark.usefixtures("narrow_window")
 async def test_a_cancelled_batch_gives_what_it_has_done_and_names_the_rest(tmp_path: Path) -> None:
     gate = Gate()
     async with asking(tmp_path, LetterModel(on_forward=gate)) as (served, client):
         try:
-            batch = await client.create(requests(3000))
+            batch = await client.create(requests(LINES))
             await gate.arrived()
             assert served.engine.statistics().priorities[Priority.BULK].requests > 0
-            assert (await client.get(f"/v1/batches/{batch['id']}"))["request_counts"]["total"] == 3000
+            assert (await client.get(f"/v1/batches/{batch['id']}"))["request_counts"]["total"] == LINES
             for _ in range(2):  # a client may ask again
                 assert (await client.post(f"/v1/batches/{batch['id']}/cancel"))["status"] == "cancelling"
         finally:
@@ -129,17 +140,18 @@ async def test_a_cancelled_batch_gives_what_it_has_done_and_names_the_rest(tmp_p
         done = [line["custom_id"] for line in await client.content(batch["output_file_id"])]
         rest = await client.content(batch["error_file_id"])
         assert {line["error"]["code"] for line in rest} == {"batch_cancelled"}
-        assert sorted([*done, *(line["custom_id"] for line in rest)]) == sorted(f"r{n}" for n in range(3000))
+        assert sorted([*done, *(line["custom_id"] for line in rest)]) == sorted(f"r{n}" for n in range(LINES))
         answer = await client.send("POST", f"/v1/batches/{batch['id']}/cancel")
         assert answer.status_code == 200  # it is cancelled, as asked
         await served.assert_alive()
 
 
+@pytest.mark.usefixtures("narrow_window")
 async def test_a_batch_that_is_too_late_gives_what_it_has_done(tmp_path: Path) -> None:
     gate = Gate()
     async with asking(tmp_path, LetterModel(on_forward=gate)) as (served, client):
         try:
-            batch = await client.create(requests(3000), completion_window="2h")
+            batch = await client.create(requests(LINES), completion_window="2h")
             await gate.arrived()
             _batches(served).store.clock = lambda: float(batch["expires_at"])
             runner = _batches(served).runner
@@ -154,6 +166,7 @@ async def test_a_batch_that_is_too_late_gives_what_it_has_done(tmp_path: Path) -
         assert len(rest) == batch["request_counts"]["failed"] > 0
 
 
+@pytest.mark.usefixtures("narrow_window")
 async def test_a_batch_whose_output_has_no_room_fails_with_what_it_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +176,7 @@ async def test_a_batch_whose_output_has_no_room_fails_with_what_it_has_done(
     model = LetterModel(on_forward=lambda texts: next(forwards, lambda: None)())
     async with asking(tmp_path, model) as (served, client):
         try:
-            batch = await client.create(requests(2000))
+            batch = await client.create(requests(LINES))
             await gates[0].arrived()
             _batches(served).store.disk.limit_bytes = _batches(served).store.disk.held_bytes + 1000
             gates[0].open()
@@ -176,7 +189,7 @@ async def test_a_batch_whose_output_has_no_room_fails_with_what_it_has_done(
         batch = await client.ended(batch["id"])
         assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "storage_full")
         counts = batch["request_counts"]
-        assert counts["completed"] + counts["failed"] == 2000
+        assert counts["completed"] + counts["failed"] == LINES
         assert {line["error"]["code"] for line in await client.content(batch["error_file_id"])} == {"storage_full"}
 
 
@@ -199,11 +212,12 @@ async def test_interactive_requests_go_before_those_of_a_batch(tmp_path: Path) -
         assert place < len(model.forwarded) / 2
 
 
+@pytest.mark.usefixtures("narrow_window")
 async def test_a_server_that_ends_in_order_goes_on_with_its_batches_when_it_starts_again(tmp_path: Path) -> None:
     gate = Gate()
     async with asking(tmp_path, LetterModel(on_forward=gate)) as (served, client):
         try:
-            first = await client.create(requests(3000))
+            first = await client.create(requests(LINES))
             second = await client.create(requests(10))
             await gate.arrived()
             served.server.registry.close("the server is draining")
@@ -214,9 +228,9 @@ async def test_a_server_that_ends_in_order_goes_on_with_its_batches_when_it_star
             gate.open()
     async with asking(tmp_path) as (_, client):
         batch = await client.ended(first["id"])
-        assert batch["request_counts"] == {"total": 3000, "completed": 3000, "failed": 0}
+        assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
         names = [line["custom_id"] for line in await client.content(batch["output_file_id"])]
-        assert sorted(names) == sorted(f"r{number}" for number in range(3000))
+        assert sorted(names) == sorted(f"r{number}" for number in range(LINES))
         assert (await client.ended(second["id"]))["status"] == "completed"
 
 

@@ -26,7 +26,7 @@ from tests.servers.on_socket import serving
 from tests.servers.process import ServerProcess, serve_command
 from tests.servers.tiny_models import folder as model_folder
 
-LINES = 4000
+LINES = 2000
 
 
 def form_of(content: bytes) -> dict[str, Any]:

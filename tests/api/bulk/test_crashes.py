@@ -74,7 +74,7 @@ def write_requests(path: Path, count: int) -> None:
 
 def test_each_line_is_answered_once_whatever_kills_there_were(tmp_path: Path) -> None:
     source, undisturbed, output = tmp_path / "in.jsonl", tmp_path / "undisturbed.jsonl", tmp_path / "out.jsonl"
-    write_requests(source, 4000)
+    write_requests(source, 2000)
     program = [sys.executable, "-m", "tests.api.bulk.killed_job", source]
     assert not killed_at([*program, undisturbed], undisturbed, math.inf)
     total = undisturbed.stat().st_size
