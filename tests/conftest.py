@@ -22,6 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface"))
 os.environ["XDG_CACHE_HOME"] = _cache = tempfile.mkdtemp(prefix="staged-pool-tests-")
 atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+if "TINY_MODELS_OF_TESTS" not in os.environ:  # the first process of a test run; see `tests.models.tiny.build`
+    os.environ["TINY_MODELS_OF_TESTS"] = _tiny_models = tempfile.mkdtemp(prefix="staged-pool-tiny-")
+    atexit.register(shutil.rmtree, _tiny_models, ignore_errors=True)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, and more threads than that
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

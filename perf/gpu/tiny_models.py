@@ -23,7 +23,7 @@ from staged_pool.runtime.models.kernels.attention import takes_varlen
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
-from staged_pool.runtime.models.transformer.cuda_graphs import bucket_for, cuda_recorder
+from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, bucket_for, cuda_recorder
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.requests import Output
@@ -206,9 +206,11 @@ def _is_replayed(transformer: PackedTransformer, payloads: Sequence[Payload]) ->
 
 
 def _why_not_recorded(model: Encoder, transformer: PackedTransformer) -> str:
-    """Record once more, for the reason."""
+    """Record the smallest size once more, for the reason."""
     replica = next(iter(model.replicas))
     with replica.launching("text"):
-        reason = Speedups(transformer, model.towers["text"].max_tokens).record(cuda_recorder(replica.device))
+        reason = Speedups(transformer, model.towers["text"].max_tokens).record(
+            cuda_recorder(replica.device), BUCKETS[:1]
+        )
     transformer.graphs = None
     return reason or "it was not recorded at load, and would be now"

@@ -13,7 +13,13 @@ from perf.under_load.liveness_images import burning
 from tests.models.tiny.images import clip
 
 
-@pytest.mark.parametrize("own_code", [False, True], ids=["plain", "a processor that burns CPU"])
+@pytest.mark.parametrize(
+    "own_code",
+    [
+        pytest.param(False, id="plain", marks=pytest.mark.long),
+        pytest.param(True, id="a processor that burns CPU"),  # a copy of the plain one, with code of its own
+    ],
+)
 def test_the_naive_server_answers_the_requests_of_every_load(tmp_path: Path, *, own_code: bool) -> None:
     made = tmp_path / "clip"
     made.mkdir()

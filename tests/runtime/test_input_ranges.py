@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from staged_pool.runtime.input_ranges import REQUEST_BYTES, REQUEST_ITEMS, InputRange, portions
+from staged_pool.runtime import input_ranges
+from staged_pool.runtime.input_ranges import REQUEST_ITEMS, InputRange, portions
 from staged_pool.runtime.requests import Image
 
 
@@ -18,12 +19,16 @@ def test_requests_have_a_number_of_inputs_at_most() -> None:
     assert found[-1].range == InputRange(2 * REQUEST_ITEMS, 3)
 
 
+LARGE = 1000
+
+
 @pytest.mark.parametrize(
     "large",
-    ["x" * REQUEST_BYTES, Image(b"x" * REQUEST_BYTES), ("a", "x" * REQUEST_BYTES), list(range(REQUEST_BYTES))],
+    ["x" * LARGE, Image(b"x" * LARGE), ("a", "x" * LARGE), list(range(LARGE))],
     ids=["text", "image", "pair", "token ids"],
 )
-def test_a_large_input_is_a_request_of_its_own(large: object) -> None:
+def test_a_large_input_is_a_request_of_its_own(large: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_ranges, "REQUEST_BYTES", LARGE)
     found = list(portions(["a", "b", large, "c"], may_be_empty=True))
     assert [portion.range.count for portion in found] == [2, 1, 1]
 

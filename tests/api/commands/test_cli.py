@@ -186,9 +186,9 @@ def test_a_model_without_weights_ends_it_with_one_line(tiny_folder: Path, tmp_pa
 
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> None:
-    run, texts = run_command if from_stdin else invoke_command, ["a query", "another"]
+    texts = ["a query", "another"]
     arguments, stdin = ([], "\n".join(texts) + "\n") if from_stdin else (texts, "")
-    done = run(
+    done = invoke_command(
         "embed", "--model", str(tiny_folder), "--offline", "--matryoshka", "--dimensions", "3", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -201,9 +201,9 @@ def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> 
 
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path) -> None:
-    run, documents = run_command if from_stdin else invoke_command, ["a query", "another"]
+    documents = ["a query", "another"]
     arguments, stdin = ([], "\n".join(documents) + "\n") if from_stdin else (documents, "")
-    done = run(
+    done = invoke_command(
         "score", "--model", str(tiny_folder), "--offline", "--dtype", "float32", "a query", *arguments, stdin=stdin
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +34,9 @@ from staged_pool.runtime.results import EmbedResult
 from tests.api.bulk.jobs import line_of, read_now, request
 from tests.models.tiny import build
 from tests.servers.in_process import invoke_command
-from tests.servers.process import ROOT, ServerProcess, serve_command
+from tests.servers.on_socket import serving
+from tests.servers.process import ROOT
+from tests.servers.tiny_models import tiny
 
 pytestmark = pytest.mark.usefixtures("files_are_read_here")
 
@@ -117,13 +120,13 @@ def test_texts_that_are_too_long_fail_or_are_cut(tmp_path: Path, tiny_folder: Pa
 
 
 def test_a_server_answers_instead_of_a_model_here(texts: Path, tiny_folder: Path) -> None:
-    flags = ("--model", str(tiny_folder), "--dtype", "float32", "--tune", "off", "--api-key", "secret")
     (texts / "in.jsonl").write_bytes(line_of(request("1", TEXTS[0])))
-    with ServerProcess(serve_command(*flags), texts / "log", key="secret") as server:
-        server.wait_ready()
-        url = ("--url", f"http://127.0.0.1:{server.port}", "--api-key", "secret")
-        done = run(texts, None, "-o", "out.npy", *url)
-        requests = run(texts, None, "-o", "out.jsonl", *url, source="in.jsonl")
+    with anyio.from_thread.start_blocking_portal() as portal:
+        serves = serving(tiny(tiny_folder, tune="off"), api_keys=("secret",))
+        with portal.wrap_async_context_manager(serves) as server:
+            url = ("--url", f"http://127.0.0.1:{server.port}", "--api-key", "secret")
+            done = run(texts, None, "-o", "out.npy", *url)
+            requests = run(texts, None, "-o", "out.jsonl", *url, source="in.jsonl")
     assert (done.returncode, requests.returncode) == (0, 0)
     vectors = np.array(embedded(tiny_folder))
     assert np.load(texts / "out.npy") == pytest.approx(vectors, abs=1e-5)

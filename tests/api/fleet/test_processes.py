@@ -39,7 +39,7 @@ def flags(*more: str) -> list[str]:
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("fleet") / "log"
-    with ServerProcess(flags("--backend", request.param), log) as running:
+    with ServerProcess(flags("--backend", request.param, "--drain-lead", "0.2"), log) as running:
         running.wait_ready()
         yield running
 
@@ -166,19 +166,20 @@ def test_an_engine_process_that_hangs_is_not_ready_within_two_seconds(server: Se
     server.wait_until(lambda: server.ask("/ready")[0] == 200)
 
 
-def test_sigterm_under_load_loses_no_request_and_leaves_no_process(tmp_path: Path) -> None:
-    with ServerProcess(flags("--drain-lead", "0.2"), tmp_path / "log") as server:
-        server.wait_ready()
-        with Load(server) as load:
-            server.wait_until(lambda: load.answered() > 20)
-            pids = children(server).values()
-            assert server.end() == 0
-        assert set(load.statuses) <= {200, 503}
-        refused = [error for error in load.lost if isinstance(error, ConnectionRefusedError | ConnectionResetError)]
-        assert load.lost == refused
-        for pid in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
+def test_sigterm_under_load_loses_no_request_and_leaves_no_process(server: ServerProcess) -> None:
+    with Load(server) as load:
+        server.wait_until(lambda: load.answered() > 20)
+        pids = children(server).values()
+        assert server.end() == 0
+    assert set(load.statuses) <= {200, 503}
+    refused = [error for error in load.lost if isinstance(error, ConnectionRefusedError | ConnectionResetError)]
+    assert load.lost == refused
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+# The server of the tests above has ended: the next ones start their own.
 
 
 def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ Weights are random but wide: a wrong mask, position, pooling or module order mov
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -49,13 +52,23 @@ NEEDS: Mapping[str, str] = {
 """Kinds that the oldest transformers cannot make, by the first version that can."""
 
 
+SHARED = "TINY_MODELS_OF_TESTS"
+"""Variable of the folder where the processes of one test run keep each kind once it is made."""
+
+
 def build(kind: str, folder: Path) -> Path:
     """Make the model `kind` in `folder`, which must not exist yet; skip the test where transformers is too old."""
     if kind in NEEDS:
         skip_below("transformers", NEEDS[kind], kind)
+    shared = os.environ.get(SHARED)
+    if shared and (made := Path(shared, kind)).exists():
+        return Path(shutil.copytree(made, folder))
     folder.mkdir(parents=True)
     torch.manual_seed(7)
     EVERY[kind](folder)
+    if shared:
+        with suppress(OSError):  # another process was first
+            Path(shutil.copytree(folder, Path(shared, f"{kind} of {os.getpid()}"))).rename(made)
     return folder
 
 
