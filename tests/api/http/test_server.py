@@ -56,29 +56,28 @@ async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: 
     assert floats.json()["model"] == model == tiny_folder.name
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"", 400, "not valid JSON"),
-        (b"[]", 400, "Expected `object`"),
-        (b'{"input":[]}', 400, "at least one prompt"),
-        (b'{"input":"\xff"}', 400, "not UTF-8"),
-        (b'{"input":"a","model":"b"}', 404, "The model `b` does not exist."),
-        (b'{"input":"a","dimensions":100000}', 400, "dimensions"),
-        (b'{"input":"word ' + b"word " * 200 + b'"}', 400, "tokens"),
-        (b'{"input":[1000000000]}', 400, "out of vocabulary"),
-        (b'{"input":[' + b"9" * 40 + b"]}", 400, "out of vocabulary"),
-        (b'{"input":"a","truncate_prompt_tokens":100000}', 400, "truncate_prompt_tokens"),
-    ],
-)
-async def test_a_bad_request_is_rejected_by_a_real_model_and_harms_nothing(
-    body: bytes, status: int, message: str, tiny_folder: Path
-) -> None:
+BAD = [
+    (b"", 400, "not valid JSON"),
+    (b"[]", 400, "Expected `object`"),
+    (b'{"input":[]}', 400, "at least one prompt"),
+    (b'{"input":"\xff"}', 400, "not UTF-8"),
+    (b'{"input":"a","model":"b"}', 404, "The model `b` does not exist."),
+    (b'{"input":"a","dimensions":100000}', 400, "dimensions"),
+    (b'{"input":"word ' + b"word " * 200 + b'"}', 400, "tokens"),
+    (b'{"input":[1000000000]}', 400, "out of vocabulary"),
+    (b'{"input":[' + b"9" * 40 + b"]}", 400, "out of vocabulary"),
+    (b'{"input":"a","truncate_prompt_tokens":100000}', 400, "truncate_prompt_tokens"),
+]
+"""Bodies, with the status and a part of the message of the rejection."""
+
+
+async def test_a_bad_request_is_rejected_by_a_real_model_and_harms_nothing(tiny_folder: Path) -> None:
     async with serving(EngineConfig(model=str(tiny_folder))) as served, served.client() as client:
-        response = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
-        await served.assert_alive()
-    assert response.status_code == status
-    assert message in response.json()["error"]["message"]
+        for body, status, message in BAD:
+            response = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
+            await served.assert_alive()
+            assert response.status_code == status, body
+            assert message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

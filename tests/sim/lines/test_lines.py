@@ -25,7 +25,7 @@ from tests.sim.lines.running import run_lines
 from tests.sim.running import collect_garbage, prepared
 from tests.sim.world import to_json
 
-BLOCK = 40
+BLOCK = 25
 BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 2 * BLOCK, BLOCK)]
 """`python -m tests.sim --lines` runs more."""
 

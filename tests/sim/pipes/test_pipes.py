@@ -20,8 +20,8 @@ from tests.sim.running import collect_garbage, prepared
 from tests.sim.shrink import deviations, shrunk, way
 from tests.sim.world import to_json
 
-BLOCK = 125
-BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 500, BLOCK)]
+BLOCK = 100
+BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 200, BLOCK)]
 
 
 @pytest.fixture(autouse=True)
