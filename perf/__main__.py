@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perf.commands import cost_commands, gateways_command, load_commands, peers_command  # noqa: F401  # they register their commands
+from perf.commands import (  # noqa: F401  # they register their commands
+    cost_commands,
+    gateways_command,
+    load_commands,
+    peers_command,
+    scale_command,
+)
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
 from perf.cost import answers, coldstart, memory, overhead, pool, preprocess
 from perf.tools.servers import Options

@@ -103,6 +103,11 @@ def embeddings_body(texts: Iterable[str]) -> bytes:
     return json.dumps({"input": list(texts), "encoding_format": "base64"}).encode()
 
 
+def token_counts(shape: Shape) -> list[list[int]]:
+    """Return the tokens of each text of each request of one shape."""
+    return _lengths(shape, random.Random(_SEED))
+
+
 def _lengths(shape: Shape, rng: random.Random) -> list[list[int]]:
     """Return the tokens of each text of each request."""
     if shape == "s1":
