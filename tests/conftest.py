@@ -41,6 +41,14 @@ settings.register_profile("searching", deadline=None, max_examples=int(os.enviro
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+LONGEST = ("tests/hostile", "tests/typing", "tests/fuzz/test_fuzz.py", "tests/api/fleet", "tests/sim")
+"""Files that take longest. They begin first, so that no process is left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_collection_finish() -> None:
     """Keep what the imports made out of later garbage collections: with torch among it, each takes most of a second."""
     gc.collect()

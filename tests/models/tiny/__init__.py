@@ -53,7 +53,7 @@ NEEDS: Mapping[str, str] = {
 
 
 SHARED = "TINY_MODELS_OF_TESTS"
-"""Variable of the folder where the processes of one test run keep each kind once it is made."""
+"""Variable of the folder in which the processes of a test run share what they made."""
 
 
 def build(kind: str, folder: Path) -> Path:
