@@ -276,12 +276,11 @@ def matrix_command(
 def deaths_command(
     *,
     model: Model = None,
-    dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
     kills: Annotated[int, typer.Option(min=1, help="Kills of a front, and of the engine process.")] = 5,
     terms: Annotated[int, typer.Option(min=0, help="Servers that are ended by SIGTERM.")] = 20,
 ) -> None:
     """Kills of a front and of the engine process, and SIGTERM, under load: time to notice and to recover, losses."""
-    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    options = Options(model=model, dtype="float32", torch_threads=torch_threads, backend=backend)
     deaths.run(options, kills=kills, terms=terms)

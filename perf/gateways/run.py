@@ -10,22 +10,23 @@ from typing import Final
 
 from perf.gateways.gateway import GATEWAYS, NotInstalled
 from perf.gateways.replicas import FLAGS, replicas
-from perf.gateways.texts import known_texts
 from perf.gateways.trial import Outcome, Plan, run_trial
 from perf.tools import report
+from perf.tools.known_vectors import known_vectors, tiny_model
+from staged_pool.runtime.config import EngineConfig
 
 KIND: Final = "bert-mean"
 """Kind of the replicas' model, which code builds: its forward takes a millisecond, so gateways see many requests."""
+
+TEXTS: Final = 2000
 
 STEADY: Final = ("gateway", "capacity/s", "requests", "failed", "wrong", "retried", "p50 ms", "p99", "max")
 OVERLOADED: Final = ("gateway", "offered", "200", "429", "503", "other", "broken", "timeouts", "p99 of 200, ms")
 
 
-def tiny_model(folder: Path) -> Path:
+def model_of_replicas(folder: Path) -> EngineConfig:
     """Build the model of the replicas."""
-    from tests.models.tiny import build
-
-    return build(KIND, folder)
+    return tiny_model(folder, KIND, offline=True)
 
 
 def run(names: Sequence[str], *, requests: int, overload_s: float) -> None:
@@ -35,13 +36,13 @@ def run(names: Sequence[str], *, requests: int, overload_s: float) -> None:
     with report.recording("gateways", settings) as record, tempfile.TemporaryDirectory(prefix="perf-") as scratch:
         folder = Path(scratch)
         folder.chmod(0o755)
-        model = tiny_model(folder / "model")
-        texts = known_texts(model)
+        model = model_of_replicas(folder / "model")
+        vectors = known_vectors(model, TEXTS)
         outcomes: list[Outcome] = []
-        with replicas(model, folder / "replicas") as running:
+        with replicas(Path(str(model.model)), folder / "replicas") as running:
             for name in names:
                 try:
-                    outcomes.append(run_trial(GATEWAYS[name], running, texts, plan, folder / name))
+                    outcomes.append(run_trial(GATEWAYS[name], running, vectors, plan, folder / name))
                 except NotInstalled as missing:
                     report.console.print(str(missing))
         report.show_table("steady load; kill -9, drain, roll", STEADY, [_steady_row(each) for each in outcomes])
@@ -49,9 +50,9 @@ def run(names: Sequence[str], *, requests: int, overload_s: float) -> None:
             report.show_table("twice the capacity", OVERLOADED, [_overload_row(each) for each in outcomes])
         for each in outcomes:
             record.results[each.gateway] = asdict(each) | {"steady": _summary(each)}
-            for failure in each.steady.failures:
+            for failure in each.failures:
                 report.console.print(f"{each.gateway}: {failure}")
-            record.show_target(f"{each.gateway}: failed requests", each.steady.failed, 0, "")
+            record.show_target(f"{each.gateway}: failed requests", _failed(each), 0, "")
             record.show_target(f"{each.gateway}: wrong vectors", each.steady.wrong, 0, "")
             if each.overload is not None:
                 unwanted = sum(each.overload.other_statuses.values()) + each.overload.broken + each.overload.timeouts
@@ -61,21 +62,29 @@ def run(names: Sequence[str], *, requests: int, overload_s: float) -> None:
 def _summary(outcome: Outcome) -> dict[str, object]:
     steady = outcome.steady
     return {
-        "requests": steady.requests,
-        "failed": steady.failed,
+        "requests": steady.asked,
+        "failed": _failed(outcome),
         "wrong": steady.wrong,
-        "statuses": dict(steady.statuses),
-        "broken": steady.broken,
-        "seconds": round(steady.seconds, 1),
-        "latency_ms": report.Summary.of(steady.latencies_ms),
-        "failures": steady.failures,
+        "outcomes": {"429": steady.rejected, **steady.failed},
+        "seconds": round(outcome.steady_s, 1),
+        "latency_ms": report.Summary.of(_latencies_ms(outcome)),
+        "failures": outcome.failures,
     }
+
+
+def _failed(outcome: Outcome) -> int:
+    """Return the number of requests of the steady load without an answer with 200."""
+    return outcome.steady.asked - outcome.steady.answers - outcome.steady.wrong
+
+
+def _latencies_ms(outcome: Outcome) -> list[float]:
+    return [1e3 * seconds for seconds in outcome.steady.times_s]
 
 
 def _steady_row(outcome: Outcome) -> list[str]:
     steady = outcome.steady
-    counts = (steady.requests, steady.failed, steady.wrong, "-" if outcome.retried is None else outcome.retried)
-    p50, p99, most, _ = report.Summary.cells(report.Summary.of(steady.latencies_ms))
+    counts = (steady.asked, _failed(outcome), steady.wrong, "-" if outcome.retried is None else outcome.retried)
+    p50, p99, most, _ = report.Summary.cells(report.Summary.of(_latencies_ms(outcome)))
     return [outcome.gateway, report.number(outcome.capacity), *map(str, counts), p50, p99, most]
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from perf.gateways.checked_load import CheckedLoad, Tally
+import numpy as np
+from numpy.typing import NDArray
+
 from perf.gateways.gateway import Gateway, Running
 from perf.gateways.replicas import Replica
-from perf.gateways.texts import KnownText
+from perf.tools.checked_load import CheckedLoad, Counts, requests_of
 from perf.tools.load import Load, closed_loop_rate
 from perf.tools.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.tools.workers import worker
 
+CLIENTS: Final = 32
+"""Connections, and most requests at once."""
 LOAD: Final = 0.8
 """Rate of the steady load, as a part of the measured capacity."""
 OVERLOAD: Final = 2.0
@@ -29,6 +32,9 @@ FULL_CLIENTS: Final = 192
 """Clients of the closed loop that measures the capacity with full queues."""
 MAX_CONNECTIONS: Final = 3000
 POLL_S: Final = 0.01
+
+Vectors = Mapping[str, NDArray[np.float32]]
+"""Texts with their right vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,45 +65,46 @@ class Outcome:
     gateway: str
     capacity: float
     """Answers a second of a closed loop through the gateway."""
-    steady: Tally
+    steady: Counts
+    steady_s: float
+    """Seconds of the steady load."""
+    failures: Sequence[str]
+    """The first requests of the steady load without an answer with 200."""
     retried: int | None
     """Requests that the gateway sent again, during the steady load; None if it does not tell."""
     events: Sequence[Event]
     overload: ArrivalsOutcome | None
 
 
-def run_trial(
-    gateway: Gateway, replicas: Sequence[Replica], texts: Sequence[KnownText], plan: Plan, folder: Path
-) -> Outcome:
+def run_trial(gateway: Gateway, replicas: Sequence[Replica], vectors: Vectors, plan: Plan, folder: Path) -> Outcome:
     """Run one trial on replicas that are ready; they are ready again at its end."""
     with gateway.running([replica.port for replica in replicas], folder) as running:
-        capacity = _capacity(running.port, texts, plan)
+        capacity = _capacity(running.port, vectors, plan)
         retried_before = gateway.retried(running)
-        load = CheckedLoad(running.port, texts, rate=LOAD * capacity, least=plan.requests)
-        load.start()
-        try:
+        rate = LOAD * capacity
+        with CheckedLoad(running.port, vectors, clients=CLIENTS, rate=rate, least=plan.requests) as load:
             _wait(lambda: load.sent >= plan.requests // 10)
             events = list(_events(replicas))
-        finally:
-            steady = load.finish()
         retried = gateway.retried(running)
         return Outcome(
             gateway=gateway.name,
             capacity=capacity,
-            steady=steady,
+            steady=load.counts,
+            steady_s=load.seconds,
+            failures=load.notes(),
             retried=None if retried is None else retried - (retried_before or 0),
             events=events,
-            overload=_overload(running, texts, plan) if plan.overload_s else None,
+            overload=_overload(running, vectors, plan) if plan.overload_s else None,
         )
 
 
-def _capacity(port: int, texts: Sequence[KnownText], plan: Plan) -> float:
-    load = CheckedLoad(port, texts, rate=math.inf, least=plan.warm_up_requests)
-    load.start()
-    tally = load.finish()
-    if tally.failed or tally.wrong:
-        raise RuntimeError(f"{tally.failed} failed and {tally.wrong} wrong before any event: {tally.failures}")
-    return tally.rate
+def _capacity(port: int, vectors: Vectors, plan: Plan) -> float:
+    with CheckedLoad(port, vectors, clients=CLIENTS, least=plan.warm_up_requests) as load:
+        pass
+    counts = load.counts
+    if counts.answers != counts.asked:
+        raise RuntimeError(f"{counts.wrong} wrong and others failed before any event: {load.notes()}")
+    return counts.answers / load.seconds
 
 
 def _events(replicas: Sequence[Replica]) -> Iterator[Event]:
@@ -115,9 +122,9 @@ def _events(replicas: Sequence[Replica]) -> Iterator[Event]:
         time.sleep(QUIET_S)
 
 
-def _overload(running: Running, texts: Sequence[KnownText], plan: Plan) -> ArrivalsOutcome:
+def _overload(running: Running, vectors: Vectors, plan: Plan) -> ArrivalsOutcome:
     """Send twice what the replicas can answer with full queues, when batches are largest."""
-    requests = tuple(text.request for text in texts)
+    requests = tuple(request.content for request in requests_of(vectors))
     full = Load(clients=FULL_CLIENTS, seconds=plan.overload_s, patience_s=TIMEOUT_S)
     arrivals = Arrivals(
         rate=OVERLOAD * closed_loop_rate(running.port, requests, full),

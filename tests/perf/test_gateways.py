@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import anyio.from_thread
 import numpy as np
 import pytest
 
-from perf.gateways.checked_load import CheckedLoad
 from perf.gateways.gateway import ADMIN_PORT, GATEWAYS, PORT, REPLICA_PORTS, Gateway, NotInstalled, Running
 from perf.gateways.replicas import Replica, lasting_ports, replicas
-from perf.gateways.run import tiny_model
-from perf.gateways.texts import KnownText, known_texts
-from perf.gateways.trial import Plan, run_trial
-from perf.tools.client import post
-from tests.servers.on_socket import serving
-from tests.support.model import expected
+from perf.gateways.run import model_of_replicas
+from perf.gateways.trial import Plan, Vectors, run_trial
+from perf.tools.known_vectors import known_vectors
 
 CHECKS: Final = {
     "envoy": ("--mode", "validate", "--config-path"),
@@ -74,54 +67,28 @@ def test_a_missing_program_is_named_with_its_installation() -> None:
         missing.command(Path())
 
 
-def asking(text: str, right: str) -> KnownText:
-    """Return a request for one text, and the right vector of another one."""
-    body = json.dumps({"input": text, "encoding_format": "base64"}).encode()
-    return KnownText(post("/v1/embeddings", body), expected(right))
-
-
-def test_a_load_counts_wrong_vectors_and_other_statuses() -> None:
-    texts = [asking("abc", "abc"), asking("abc", "abd"), asking("", "abc"), asking("xy", "xy")]
-    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(serving()) as served:
-        load = CheckedLoad(served.port, texts, rate=math.inf, least=400)
-        load.start()
-        tally = load.finish()
-    assert (tally.requests, tally.wrong, tally.failed) == (400, 100, 100)
-    assert tally.statuses == {200: 300, 400: 100}
-    assert len(tally.latencies_ms) == 300
-    assert "400" in tally.failures[0]
-
-
-def test_a_load_needs_a_gateway() -> None:
-    (port,) = lasting_ports(1)
-    load = CheckedLoad(port, [asking("a", "a")], rate=math.inf, least=1)
-    load.start()
-    with pytest.raises(RuntimeError, match="a client failed"):
-        load.finish()
-
-
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sequence[Replica], Sequence[KnownText]]]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sequence[Replica], Vectors]]:
     """Three replicas, and texts with their right vectors."""
     folder = tmp_path_factory.mktemp("gateways")
-    model = tiny_model(folder / "model")
-    texts = known_texts(model, 300)
-    assert len({np.asarray(text.vector).tobytes() for text in texts}) == 300
+    model = model_of_replicas(folder / "model")
+    vectors = known_vectors(model, 300)
+    assert len({np.asarray(vector).tobytes() for vector in vectors.values()}) == 300
     with ExitStack() as stack:
-        yield stack.enter_context(replicas(model, folder / "replicas")), texts
+        yield stack.enter_context(replicas(Path(str(model.model)), folder / "replicas")), vectors
 
 
 @pytest.mark.long
 def test_no_request_is_lost_and_no_vector_is_wrong_while_replicas_die_drain_and_restart(
-    gateway: Gateway, world: tuple[Sequence[Replica], Sequence[KnownText]], tmp_path: Path
+    gateway: Gateway, world: tuple[Sequence[Replica], Vectors], tmp_path: Path
 ) -> None:
     program_of(gateway)
-    running, texts = world
+    running, vectors = world
     plan = Plan(requests=500, warm_up_requests=200, overload_s=2.0)
-    outcome = run_trial(gateway, running, texts, plan, tmp_path / "gateway")
+    outcome = run_trial(gateway, running, vectors, plan, tmp_path / "gateway")
     assert [event.what for event in outcome.events] == ["kill -9", "drain", "roll", "roll", "roll"]
-    assert outcome.steady.requests >= 500
-    assert (outcome.steady.failed, outcome.steady.wrong) == (0, 0), outcome.steady.failures
+    assert outcome.steady.asked >= 500
+    assert outcome.steady.answers == outcome.steady.asked, outcome.failures
     overload = outcome.overload
     assert overload is not None
     assert (overload.other_statuses, overload.broken, overload.timeouts) == ({}, 0, 0)

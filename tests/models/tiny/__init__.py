@@ -53,7 +53,7 @@ NEEDS: Mapping[str, str] = {
 
 
 SHARED = "TINY_MODELS_OF_TESTS"
-"""Variable of the folder in which the processes of a test run share what they made."""
+"""Variable of the folder in which the processes of a test run share models."""
 
 
 def build(kind: str, folder: Path) -> Path:
