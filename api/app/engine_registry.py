@@ -95,6 +95,10 @@ class EngineRegistry:
             return self._closed_for or _NONE
         return self._first(name, lambda engine: engine.fault)
 
+    def _choose(self, engine: Engine) -> Engine:
+        """Return the engine that takes the next request of a model: this one, unless others serve it, too."""
+        return engine
+
     def unready(self, name: str | None = None) -> str:
         """Return the reason why a gateway should send requests elsewhere; empty if it should not.
 
@@ -106,7 +110,7 @@ class EngineRegistry:
     def _first(self, name: str | None, reason_of: Callable[[Engine], str | None]) -> str:
         several = len(self._engines) > 1 and name is None
         for each, engine in self._engines.items():
-            if name in (None, each) and (reason := reason_of(engine)):
+            if name in (None, each) and (reason := reason_of(self._choose(engine))):
                 return f"{each}: {reason}" if several else reason
         return ""
 
@@ -127,6 +131,7 @@ class EngineRegistry:
         engine = self._engines.get(name) if name else next(iter(self._engines.values()))
         if engine is None:
             raise self.unknown(name or "")
+        engine = self._choose(engine)
         if fault := engine.fault:
             raise EngineStopped(f"The server accepts no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine

@@ -24,6 +24,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.open import governor_for, open_engines
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.stages.errors import ConfigError, EngineStopped
 from staged_pool.stages.exception_groups import only_error, single_errors
 
@@ -50,7 +51,7 @@ class _Run:
     """Parts of a server while it runs; they belong to one event loop."""
 
     app: GeneralPath
-    engines: Mapping[str, Engine]
+    registry: EngineRegistry
 
 
 class MountedServer:
@@ -89,7 +90,7 @@ class MountedServer:
         """
         if self._run is None:
             raise RuntimeError(f"The server is not running: {HOW_TO_START}")
-        return self._run.engines
+        return {engine.card.name: engine for engine in self._run.registry.engines}
 
     @property
     def engine(self) -> Engine:
@@ -138,14 +139,14 @@ class MountedServer:
         try:
             with single_errors():
                 async with self._opened(given) as self._run:
-                    yield self._run.engines
+                    yield self.engines
         finally:
             self._is_taken, self._run = False, None
 
     @asynccontextmanager
     async def _opened(self, given: Sequence[Engine]) -> AsyncIterator[_Run]:
         memory = given[0].memory if given else governor_for(self._configs[0])
-        state, registry = ServerState(memory), EngineRegistry()
+        state = ServerState(memory)
         async with anyio.create_task_group() as background, AsyncExitStack() as stack:
             stack.callback(background.cancel_scope.cancel)
             stack.callback(state.forget_memory)
@@ -153,23 +154,31 @@ class MountedServer:
             if not given:
                 await anyio.to_thread.run_sync(memory.measure)
                 background.start_soon(memory.watch)
-            engines = {engine.card.name: engine for engine in given}
-            if self._configs:
-                engines |= await stack.enter_async_context(open_engines(self._configs, memory))
-            if len(engines) < len(given) + len(self._configs):
-                raise ConfigError("served_name: two models have the same name; name them apart")
-            registry.open(*engines.values())
+            registry = await stack.enter_async_context(self._open_registry(given, memory))
             batches = await stack.enter_async_context(batches_of(self._server, registry))
             if batches is not None:
                 batches.runner.start()
             application = Application(registry, state, self._server, batches=batches)
             try:
-                yield _Run(GeneralPath.before(application, self._server.cors_origins), engines)
+                yield _Run(GeneralPath.before(application, self._server.cors_origins), registry)
             finally:
                 registry.close("the server is draining")
                 state.end()
                 if batches is not None:
                     batches.runner.stop()
+
+    @asynccontextmanager
+    async def _open_registry(self, given: Sequence[Engine], memory: MemoryGovernor) -> AsyncIterator[EngineRegistry]:
+        """Open the engines, and take requests for them and for those of the host."""
+        async with AsyncExitStack() as stack:
+            engines = {engine.card.name: engine for engine in given}
+            if self._configs:
+                engines |= await stack.enter_async_context(open_engines(self._configs, memory))
+            if len(engines) < len(given) + len(self._configs):
+                raise ConfigError("served_name: two models have the same name; name them apart")
+            registry = EngineRegistry()
+            registry.open(*engines.values())
+            yield registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

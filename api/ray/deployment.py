@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.deployment import Application
 
-from staged_pool.api.asgi import Message, Receive, Scope, Send
-from staged_pool.api.commands import logs
-from staged_pool.api.commands.process import SWITCH_INTERVAL_S, prepare_environment
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.mounted import MountedServer
+from staged_pool.ray.mounted import MountedOnServe
+from staged_pool.ray.options import common_options
+from staged_pool.ray.process import begin
 from staged_pool.ray.router import DRAIN_S, STALLED, DrainTimeRouter
 from staged_pool.ray.scaling import TOKENS
 from staged_pool.ray.settings import Config, Settings, read_settings
-from staged_pool.runtime.config import EngineConfig
+from staged_pool.ray.split import split
 from staged_pool.runtime.statistics import AdmissionStatistics
 
 NAME: Final = "staged-pool"
@@ -31,26 +28,6 @@ REPORT_PERIOD_S: Final = 0.2
 """Seconds between two reports of a replica to the router."""
 
 REPORT_TIMEOUT_S: Final = 1.0
-
-HEALTH_PERIOD_S: Final = 2.0
-"""Seconds between two health checks. Serve replaces a replica after three failed ones in a row."""
-
-
-class MountedOnServe(MountedServer):
-    """The server without `X-Request-ID` of its own: Serve adds it, with the same value, to each answer."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_without_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        await super().__call__(scope, receive, send_without_id)
-
-
-CLOSING_S: Final = 5.0
-"""Seconds that the end of a replica may take after its last request."""
 
 
 @serve.ingress()
@@ -65,11 +42,7 @@ class Replica:
     """The server, which Serve's base class keeps."""
 
     def __init__(self, settings: Settings) -> None:
-        prepare_environment(offline=any(model.offline for model in settings.models))
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        logs.configure(settings.process.log_level, settings.process.log_format)
-        assigned = ray.get_runtime_context().get_assigned_resources()
-        self._settings = replace(settings, models=[within(assigned, model) for model in settings.models])
+        self._settings = begin(settings)
 
     def __serve_build_asgi_app__(self) -> MountedServer:
         """Return the server for Serve, which runs its lifespan."""
@@ -102,21 +75,34 @@ class Replica:
         return [engine.statistics().admission for engine in self.app.engines.values()]
 
 
-def app(config: Config, *, server: ServerConfig | None = None, **options: Any) -> Application:
+def app(
+    config: Config,
+    *,
+    server: ServerConfig | None = None,
+    preparers: int | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Application:
     """Make an application of Ray Serve: replicas with engines of their own, behind Serve's HTTP proxy.
+
+    With `preparers` it has the split form: these take HTTP and prepare, and the replicas with the engines compute.
 
     Args:
         config: An `EngineConfig` or several; or the settings of `staged-pool serve --config`: a mapping, or the path of
             the file. Environment variables are not read.
         server: Settings of HTTP, if `config` is models.
-        options: Options of `serve.deployment`, such as `num_replicas`, `ray_actor_options` or `autoscaling_config`.
+        preparers: Number of preparer replicas, or options of their deployment. None: the engines' replicas prepare.
+        options: Options of `serve.deployment` for the replicas with the engines, such as `num_replicas`,
+            `ray_actor_options` or `autoscaling_config`.
 
     Raises:
         ConfigError: A setting is wrong, or has no meaning in a replica.
         ValueError: Serve rejects an option.
     """
     settings = read_settings(config, server)
-    return deployment_of(Replica, settings, options)
+    if preparers is None:
+        return deployment_of(Replica, settings, options)
+    of_preparers = {"num_replicas": preparers} if isinstance(preparers, int) else dict(preparers)
+    return split(settings, of_preparers, options)
 
 
 def deployment_of(replica: type, settings: Settings, options: Mapping[str, Any]) -> Application:
@@ -131,38 +117,22 @@ def deployment_of(replica: type, settings: Settings, options: Mapping[str, Any])
 def build(args: Mapping[str, Any]) -> Application:
     """Make an application for a configuration file of Ray Serve.
 
-    Its `args` are the settings of `app`, as a mapping. Options of the deployment stand in its `deployments`, under the
-    name `staged-pool`.
+    Its `args` are the settings of `app`, as a mapping, and `preparers`. Options of the deployments stand in its
+    `deployments`, under the name `staged-pool`; in the split form under `engine` and `preparer`.
 
     Raises:
         ConfigError: See `app`.
     """
-    return app(args)
-
-
-def within(assigned: Mapping[str, float], model: EngineConfig) -> EngineConfig:
-    """Return the settings of a model, within the resources that Ray has assigned.
-
-    Args:
-        assigned: Amounts by resource: `CPU` in cores, and `memory` in bytes.
-        model: Settings. Threads and memory that they give stay.
-    """
-    threads, memory_bytes = int(assigned.get("CPU", 0)), int(assigned.get("memory", 0))
-    return replace(
-        model,
-        torch_threads=model.torch_threads or threads or None,
-        memory_limit_bytes=model.memory_limit_bytes or memory_bytes or None,
-    )
+    settings = dict(args)
+    return app(settings, preparers=settings.pop("preparers", None))
 
 
 def _defaults(settings: Settings) -> dict[str, Any]:
     """Return options that suit an engine, which admits and rejects requests itself."""
     options: dict[str, Any] = {
+        **common_options(settings),
         "name": NAME,
         "max_ongoing_requests": settings.server.max_http_requests,  # fewer would wait where nobody predicts their delay
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "graceful_shutdown_timeout_s": settings.models[0].drain_timeout_s + CLOSING_S,
-        "logging_config": {"enable_access_log": False},  # the server logs a line for each request
     }
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":  # HAProxy sends to the replica with the fewest connections
         options["request_router_config"] = RequestRouterConfig(

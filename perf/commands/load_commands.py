@@ -87,6 +87,22 @@ def ray_rates_command(
     ray_rates.run(rounds, seconds)
 
 
+@main.command("ray-split")
+def ray_split_command(
+    *,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each starts a cluster for each form.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of one load.")] = 5.0,
+    haproxy: Annotated[
+        bool, typer.Option("--haproxy", help="Take HAProxy in place of Serve's proxy in Python.")
+    ] = False,
+) -> None:
+    """Ray Serve: the split form beside the undivided one, and kills of its replicas; needs the extra `ray`."""
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int(haproxy))  # read by the imports
+    from perf.under_load import ray_split
+
+    ray_split.run(rounds, seconds)
+
+
 @main.command("plugins")
 def plugins_command(
     *,

@@ -51,19 +51,22 @@ class KnownRequest:
         )
 
 
-def requests_of(vectors: Mapping[str, NDArray[np.float32]], texts: int = 1, prefix: str = "") -> Sequence[KnownRequest]:
+def requests_of(
+    vectors: Mapping[str, NDArray[np.float32]], texts: int = 1, prefix: str = "", model: str | None = None
+) -> Sequence[KnownRequest]:
     """Return requests of some texts each, which begin at each text in turn.
 
     Args:
         vectors: Texts with their vectors, which differ by much more than `TOLERANCE`.
         texts: Texts of one request.
         prefix: Path below which the server is.
+        model: Name of the model in the requests. None: they name none.
     """
     names = list(vectors)
     requests = []
     for begin in range(len(names)):
         chosen = [names[(begin + step) % len(names)] for step in range(texts)]
-        body: Any = {"input": chosen, "encoding_format": "base64"}
+        body: Any = {"input": chosen, "encoding_format": "base64", **({} if model is None else {"model": model})}
         content = post(prefix + ROUTE, msgspec.json.encode(body))
         requests.append(KnownRequest(content, np.stack([vectors[name] for name in chosen])))
     return requests
@@ -137,6 +140,7 @@ class CheckedLoad:
         rate: Requests a second of all clients together. None: each sends its next one at once.
         texts: Texts of one request.
         prefix: Path below which the server is.
+        model: Name of the model in the requests. None: they name none.
         least: Requests to send before the end of the block at least.
 
     Raises:
@@ -153,10 +157,11 @@ class CheckedLoad:
         rate: float | None = None,
         texts: int = 1,
         prefix: str = "",
+        model: str | None = None,
         least: int = 0,
     ) -> None:
         self._port = port
-        self._requests = requests_of(vectors, texts, prefix)
+        self._requests = requests_of(vectors, texts, prefix, model)
         self._rate = rate
         self._least = least
         self._lock = threading.Lock()

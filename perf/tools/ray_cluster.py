@@ -44,19 +44,19 @@ class ServeCluster:
 
         serve.run(application, route_prefix=prefix)
 
-    def running(self) -> int:
-        """Return the number of replicas that take requests."""
+    def running(self, name: str = NAME) -> int:
+        """Return the number of replicas of a deployment that take requests."""
         from ray import serve
 
-        deployment = serve.status().applications["default"].deployments.get(NAME)
+        deployment = serve.status().applications["default"].deployments.get(name)
         return 0 if deployment is None else int(deployment.replica_states.get("RUNNING", 0))
 
-    def pids(self) -> Sequence[int]:
-        """Return the processes of replicas, the oldest one first."""
+    def pids(self, name: str = NAME) -> Sequence[int]:
+        """Return the processes of the replicas of a deployment, the oldest one first."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
-                if " ".join(process.cmdline()).startswith(f"ray::ServeReplica:default:{NAME}"):  # and a method
+                if " ".join(process.cmdline()).startswith(f"ray::ServeReplica:default:{name}"):  # and a method
                     found.append((process.create_time(), process.pid))
             except psutil.NoSuchProcess:
                 continue
@@ -75,9 +75,9 @@ class ServeCluster:
             time.sleep(0.1)
         return time.monotonic() - began_at
 
-    def kill_replica(self) -> int:
-        """Kill the oldest replica with SIGKILL, and return its process id."""
-        pid = self.pids()[0]
+    def kill_replica(self, name: str = NAME) -> int:
+        """Kill the oldest replica of a deployment with SIGKILL, and return its process id."""
+        pid = self.pids(name)[0]
         os.kill(pid, signal.SIGKILL)
         return pid
 

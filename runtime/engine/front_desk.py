@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import anyio
@@ -15,7 +15,8 @@ from staged_pool.runtime.model import Lane, Row
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, pack_row, unpack_payload
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome, pack_error
-from staged_pool.runtime.remote.port import Port, Rings
+from staged_pool.runtime.remote.port import Handler, Port, Rings
+from staged_pool.runtime.remote.store import ArraysLost, ArrayStore
 from staged_pool.runtime.remote.tickets import FrontTicket
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.channel import Channel
@@ -44,9 +45,10 @@ class FrontDesk:
         self.engines.append(engine)
         self._terms.append(terms)
 
-    async def serve(self, stream: Stream, rings: Rings | None) -> str:
+    async def serve(self, stream: Stream, rings: Rings | None, store: ArrayStore | None = None) -> str:
         """Serve one front until its line ends; its work is dropped then. Returns the reason of the end."""
-        front = _Front(self, stream, rings, Welcome(VERSION, self._terms))
+        welcome = Welcome(VERSION, self._terms)
+        front = _Front(self, lambda handlers: Port(stream, rings, handlers, store), welcome)
         self._fronts.add(front)
         try:
             return await front.run()
@@ -58,6 +60,17 @@ class FrontDesk:
         """Send the state of each model to all fronts."""
         for front in self._greeted():
             front.tell_states()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Tell all fronts that no more requests are taken, and finish those that were.
+
+        After `timeout_s` seconds the rest fails. The lines stay open.
+        """
+        for front in self._greeted():
+            front.port.post(messages.Leaving())
+        async with anyio.create_task_group() as draining:
+            for engine in self.engines:
+                draining.start_soon(engine.drain, timeout_s)
 
     def give(self, number: int, rows: Sequence[tuple[FrontTicket, Item[Row]]]) -> None:
         """Send the rows of a model to the fronts that wait for them."""
@@ -82,7 +95,9 @@ class FrontDesk:
 class _Front:
     """One front, as the engine process sees it."""
 
-    def __init__(self, desk: FrontDesk, stream: Stream, rings: Rings | None, welcome: Welcome) -> None:
+    def __init__(
+        self, desk: FrontDesk, open_port: Callable[[Mapping[type[Any], Handler]], Port], welcome: Welcome
+    ) -> None:
         self._desk = desk
         self._welcome = welcome
         self._tickets: dict[int, tuple[int, FrontTicket]] = {}
@@ -91,7 +106,7 @@ class _Front:
         """Requests that wait for room."""
         self._inboxes: dict[_Key, Channel[Any]] = {}
         self._tasks: TaskGroup
-        self.port = Port(stream, rings, {messages.Hello: self._greet})
+        self.port = open_port({messages.Hello: self._greet})
         self.is_greeted = False
 
     async def run(self) -> str:
@@ -242,7 +257,11 @@ class _Front:
         engine = self._engine(message.model)
         inbox = self._inbox(message.model, message.lane)
         engine.stages.preparing[message.lane].reports[self] = message.preparing, message.call_s
-        now, block = engine.clock(), block_of()
+        try:
+            now, block = engine.clock(), block_of()
+        except ArraysLost as error:
+            self._lose_items(message, error)
+            return
         items: list[Item[Any]] = []
         for (request, index, part), tokens, batch_key, identity, plain in zip(
             message.keys, message.tokens, message.batch_keys, message.identities, message.payloads, strict=True
@@ -253,6 +272,13 @@ class _Front:
         _count_tokens(items, message.lane)
         if not inbox.sender.send_nowait(items):
             raise WireError("the front sends items without a credit for them")
+
+    def _lose_items(self, message: messages.Items, error: ArraysLost) -> None:
+        """Fail the requests of items whose arrays are lost."""
+        for request in {key[0] for key in message.keys}:
+            if (ticket := self._open_ticket(request)) is not None:
+                ticket.fail(EngineStopped(f"The prepared inputs of this request were lost: {error}"))
+        self.port.post(messages.Credit(message.model, message.lane, 1))
 
     def _leave(self, message: messages.Leave) -> None:
         if (scope := self._entering.get(message.request)) is not None:

@@ -13,14 +13,14 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import input_tokens, lane_service_time
 from staged_pool.runtime.engine.run import run_engine
-from staged_pool.runtime.engine.shared_threads import ThreadNeeds, shared_threads
+from staged_pool.runtime.engine.shared_threads import SharedThreads, ThreadNeeds, shared_threads
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Preparer
 from staged_pool.runtime.models.input_preparer import load_preparer
-from staged_pool.runtime.remote.line import FrontLine
+from staged_pool.runtime.remote.line import FrontLine, kept
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.offload import Offload
@@ -42,6 +42,7 @@ async def run_front_engine(
     fetch: Fetch = reject_fetch,
     options: StageOptions | None = None,
     memory: MemoryGovernor | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> AsyncIterator[Engine]:
     """Run an engine for a block: it prepares here, and computes in the engine process.
 
@@ -55,6 +56,7 @@ async def run_front_engine(
         fetch: See `run_engine`.
         options: See `run_engine`.
         memory: See `run_engine`.
+        engine_class: See `run_engine`.
     """
     options, number, card = options or StageOptions(), len(line.models), model.card
     remote = RemoteModel(
@@ -78,9 +80,103 @@ async def run_front_engine(
         options=options,
         memory=memory,
         remote=remote,
+        engine_class=engine_class,
     ) as engine:
         line.add(remote)
         yield engine
+
+
+class FrontParts:
+    """Threads and preparers of one front. Its lines to several engine processes share them.
+
+    Args:
+        configs: Settings of the models, in the order of the engine processes.
+        threads: Threads of the front.
+        memory: Memory governor of this process, which its owner must run.
+    """
+
+    def __init__(self, configs: Sequence[EngineConfig], threads: SharedThreads, memory: MemoryGovernor) -> None:
+        self.configs = configs
+        self.threads = threads
+        self.memory = memory
+        self._loaded: list[tuple[EngineConfig, tuple[object, ...], Preparer]] = []
+        self._loading = anyio.Lock()
+
+    async def preparer(self, config: EngineConfig, terms: ModelTerms) -> Preparer:
+        """Return the preparer of a model. It is loaded once for equal terms.
+
+        Raises:
+            ConfigError: The model cannot be prepared for here.
+        """
+        async with self._loading:
+            key = kept(terms)
+            for known, its_key, preparer in self._loaded:
+                if known == config and its_key == key:
+                    return preparer
+            preparer = await anyio.to_thread.run_sync(_load, config, terms, self.memory.budget)
+            self._loaded.append((config, key, preparer))
+            return preparer
+
+    def close(self) -> None:
+        """Close all preparers."""
+        for _, _, preparer in self._loaded:
+            preparer.close()
+
+
+@asynccontextmanager
+async def front_parts(configs: Sequence[EngineConfig], memory: MemoryGovernor) -> AsyncIterator[FrontParts]:
+    """Start the threads of a front, for the length of a block.
+
+    Args:
+        configs: See `FrontParts`.
+        memory: See `FrontParts`.
+    """
+    async with shared_threads(configs[0]) as threads:
+        parts = FrontParts(configs, threads, memory)
+        try:
+            yield parts
+        finally:
+            parts.close()
+
+
+@asynccontextmanager
+async def run_front_engines(
+    line: FrontLine, parts: FrontParts, *, engine_class: type[Engine]
+) -> AsyncIterator[Mapping[str, Engine]]:
+    """Run an engine for each model of an engine process, which has welcomed this front. They drain with the block.
+
+    Args:
+        line: The line to the engine process, which its owner runs.
+        parts: Threads and preparers of the front.
+        engine_class: Class of the engines.
+
+    Raises:
+        ConfigError: A model cannot be prepared for here.
+    """
+    configs, threads, memory = parts.configs, parts.threads, parts.memory
+    async with AsyncExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for config, terms in zip(configs, line.terms, strict=True):
+            model = await parts.preparer(config, terms)
+            threads.fit([ThreadNeeds(image_preprocess=config.image_preprocess_threads)])
+            engines[model.card.name] = await stack.enter_async_context(
+                run_front_engine(
+                    config,
+                    model,
+                    line,
+                    preprocess=threads.preprocess.part(),
+                    image_preprocess=threads.image_preprocess.part(),
+                    offload=threads.offload.part(),
+                    fetch=MediaFetcher(config).fetch,
+                    memory=memory,
+                    engine_class=engine_class,
+                )
+            )
+        await anyio.to_thread.run_sync(memory.measure, sum(10**6 * config.image_cache_mb for config in configs))
+        yield engines
+        async with anyio.create_task_group() as draining:
+            for engine in engines.values():
+                draining.start_soon(engine.drain, configs[0].drain_timeout_s)
 
 
 @asynccontextmanager
@@ -98,30 +194,11 @@ async def open_front_engines(
         ConfigError: A model cannot be prepared for here.
     """
     await line.welcomed.wait()
-    first = configs[0]
-    async with shared_threads(first) as threads, AsyncExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        for config, terms in zip(configs, line.terms, strict=True):
-            model = await anyio.to_thread.run_sync(_load, config, terms, memory.budget)
-            stack.callback(model.close)
-            threads.fit([ThreadNeeds(image_preprocess=config.image_preprocess_threads)])
-            engines[model.card.name] = await stack.enter_async_context(
-                run_front_engine(
-                    config,
-                    model,
-                    line,
-                    preprocess=threads.preprocess.part(),
-                    image_preprocess=threads.image_preprocess.part(),
-                    offload=threads.offload.part(),
-                    fetch=MediaFetcher(config).fetch,
-                    memory=memory,
-                )
-            )
-        await anyio.to_thread.run_sync(memory.measure, sum(10**6 * config.image_cache_mb for config in configs))
+    async with (
+        front_parts(configs, memory) as parts,
+        run_front_engines(line, parts, engine_class=Engine) as engines,
+    ):
         yield engines
-        async with anyio.create_task_group() as draining:
-            for engine in engines.values():
-                draining.start_soon(engine.drain, first.drain_timeout_s)
 
 
 def _load(config: EngineConfig, terms: ModelTerms, memory: MemoryBudget) -> Preparer:

@@ -36,6 +36,7 @@ async def run_engine(
     options: StageOptions | None = None,
     memory: MemoryGovernor | None = None,
     remote: RemoteModel | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a loaded model for the length of a block.
 
@@ -52,8 +53,9 @@ async def run_engine(
         fetch: Fetches images that are given as URLs. By default these are rejected.
         shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
         options: Clock, restart policy and channel class of the stages.
-        memory: Memory governor of this process, which its owner must run. None: memory has no limit.
+        memory: Memory governor, which its owner must run. None: memory has no limit.
         remote: The engine process that computes in place of `model`. None: this process does.
+        engine_class: Class of the engine.
     """
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
@@ -66,10 +68,9 @@ async def run_engine(
         offloads["plugin"] = (device, model.host.places.threads)
         completer = PluginCompleter(model.host)
     else:
-        completer = ImageCompleter(
-            fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=memory.budget.bodies
-        )
-    engine = Engine(
+        bodies = memory.budget.bodies
+        completer = ImageCompleter(fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=bodies)
+    engine = engine_class(
         config,
         model,
         lanes={

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.runtime.remote.arrays import PackedPayload
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.batch_results import BatchCounts
 from staged_pool.stages.channel import Receiver, Sender, WorkerNotifier
@@ -21,6 +22,24 @@ from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled
+from staged_pool.stages.wire import Bytes
+
+
+class Packed(NamedTuple):
+    """Payloads of items as plain values, with their arrays."""
+
+    payloads: Sequence[PackedPayload]
+    parts: Sequence[Bytes]
+    stored: bytes | None
+    """Block of the line's store that has the arrays. None: they go with the message."""
+
+
+class Outgoing(NamedTuple):
+    """A list of items on its way to the engine process."""
+
+    items: Sequence[Item[Any]]
+    packed: Packed | None
+    """None: the items are packed when they are sent."""
 
 
 class RemoteBatchStage(Stage):
@@ -33,6 +52,7 @@ class RemoteBatchStage(Stage):
         lane: Name of the lane.
         receiver: Lists of items of any requests. Closing its sender ends the stage once all rows have come.
         sender: Lists of items with their rows. Closed when the stage ends.
+        pack: Puts the arrays of a list of items into the store of the line. Returns None if it has no store.
         post: Sends a list of items to the engine process, without waiting; see `CreditChannel`.
         absent: Returns the error of items that come while there is no engine process.
         credits: Lists that may be on their way to the fair queue of the engine process.
@@ -48,7 +68,8 @@ class RemoteBatchStage(Stage):
         receiver: Receiver[Sequence[Item[Any]]],
         sender: Sender[Sequence[Item[ModelRow]]],
         *,
-        post: Callable[[RemoteBatchStage, Sequence[Item[Any]]], object],
+        pack: Callable[[Sequence[Item[Any]]], Awaitable[Packed | None]],
+        post: Callable[[RemoteBatchStage, Outgoing], object],
         absent: Callable[[], StagedPoolError],
         credits: int,
         nearby: NearbyWork,
@@ -63,7 +84,8 @@ class RemoteBatchStage(Stage):
         self._absent = absent
         self.nearby = nearby
         self.stall = stall
-        self.credit = CreditChannel[Sequence[Item[Any]]](name, credits, lambda items: post(self, items))
+        self._pack = pack
+        self.credit = CreditChannel[Outgoing](name, credits, lambda outgoing: post(self, outgoing))
         self._pending: dict[Ticket, dict[tuple[int, int], Item[Any]]] = {}
         """Items in the engine process, by index of the input and part."""
         self.pending_tokens = 0
@@ -104,11 +126,13 @@ class RemoteBatchStage(Stage):
         """Send items while they come."""
         async for items in self._receiver:
             with custody(self.meter.name, (item.ticket for item in items)) as held:
+                wanted = drop_settled(items, self.meter, now=self._clock())
                 try:
-                    await self.credit.sender.send(drop_settled(items, self.meter, now=self._clock()))
+                    await self.credit.sender.send(Outgoing(wanted, await self._pack(wanted)))
                 except anyio.BrokenResourceError:
                     held.settle(self._absent())
                 held.handed_on()
+            del items, wanted  # their payloads may be large, and the next ones may be long in coming
         self._ended = True
         self._rows_came.notify_all()
 

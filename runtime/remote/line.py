@@ -18,6 +18,7 @@ from staged_pool.runtime.remote.arrays import Block, unpack_row
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.remote.port import Port, Rings
+from staged_pool.runtime.remote.store import ArrayStore
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, EngineStopped, StagedPoolError, detached
 from staged_pool.stages.link import Stream
@@ -82,15 +83,22 @@ class FrontLine:
         self._asked: dict[int, _Asked] = {}
         self._requests: dict[int, tuple[RemoteModel, Ticket]] = {}
         """Requests that are decoded, by number."""
+        self.is_leaving = False
+        """True once the engine process takes no more requests, and is about to end."""
 
     @property
     def fault(self) -> str | None:
         """Reason why nothing can be computed; None while the line is up."""
         return ABSENT if self._port is None else None
 
-    async def run(self, stream: Stream, rings: Rings | None) -> str:
+    @property
+    def requests(self) -> int:
+        """Requests of this front that ask to enter, or are in flight."""
+        return len(self._asked) + len(self._requests)
+
+    async def run(self, stream: Stream, rings: Rings | None, store: ArrayStore | None = None) -> str:
         """Serve one line until it ends; all its requests fail then. Returns the reason of the end."""
-        port = Port(stream, rings, {Welcome: lambda message, _: self._welcome(port, message)})
+        port = Port(stream, rings, {Welcome: lambda message, _: self._welcome(port, message)}, store)
         port.post(messages.Hello(VERSION))
         try:
             return await port.run()
@@ -100,7 +108,7 @@ class FrontLine:
     def _welcome(self, port: Port, message: Welcome) -> None:
         if message.version != VERSION:
             raise WireError(f"the engine process runs version {message.version}; this front runs {VERSION}")
-        if self.terms and [_kept(terms) for terms in message.models] != [_kept(terms) for terms in self.terms]:
+        if self.terms and [kept(terms) for terms in message.models] != [kept(terms) for terms in self.terms]:
             raise ModelsChanged("the engine process has loaded other models than before")
         self.load_s = self._clock() - self._ended_at
         self.terms = message.models
@@ -119,10 +127,14 @@ class FrontLine:
                 messages.Failed: self._fail,
                 messages.State: lambda message, _: self._take_state(message),
                 messages.Clear: lambda message, _: self._clear_images(message),
+                messages.Leaving: lambda *_: self._note_leaving(),
             }
         )
         self.welcomed.set()
         self._came_back.set()
+
+    def _note_leaving(self) -> None:
+        self.is_leaving = True
 
     def _end(self) -> None:
         """Fail all requests: nothing comes from the engine process any more."""
@@ -198,10 +210,29 @@ class FrontLine:
         if self._port is not None:
             self._port.post(message)
 
-    def post_items(self, message: Callable[[int | None, int], messages.Items], parts: Sequence[Bytes]) -> None:
-        """Send items with their arrays."""
+    @property
+    def has_store(self) -> bool:
+        """True if the line has a store, in which large arrays may be put."""
+        return self._port is not None and self._port.has_store
+
+    async def put(self, parts: Sequence[Bytes]) -> bytes | None:
+        """Put arrays into the store of the line; see `Port.put`."""
+        return None if self._port is None else await self._port.put(parts)
+
+    def post_items(
+        self,
+        message: Callable[[messages.BlockName | None, int], messages.Items],
+        parts: Sequence[Bytes],
+        stored: bytes | None = None,
+    ) -> None:
+        """Send items with their arrays; see `Port.post_arrays`."""
         if self._port is not None:
-            self._port.post_arrays(message, parts)
+            self._port.post_arrays(message, parts, stored)
+
+    def close(self) -> None:
+        """End the line once everything that was posted is sent."""
+        if self._port is not None:
+            self._port.close()
 
     def beat(self) -> None:
         """Do what must be done from time to time: give back shared memory that is read."""
@@ -307,7 +338,7 @@ class ModelsChanged(Exception):
     """The engine process has other models than before: this front must be started anew."""
 
 
-def _kept(terms: ModelTerms) -> tuple[object, ...]:
+def kept(terms: ModelTerms) -> tuple[object, ...]:
     """Return the terms that a front has built its engine on."""
     card = replace(terms.card, load_s=0.0, memory_tokens=None)
     return card, terms.preparation, terms.fed_limits

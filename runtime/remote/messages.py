@@ -21,6 +21,8 @@ from staged_pool.stages.wire import WireError
 M = TypeVar("M", bound="Message")
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+BlockName: TypeAlias = int | bytes
+"""Block of arrays: its start in a ring, or its name in a store."""
 Key: TypeAlias = tuple[Amount, Amount, Amount]
 """Request, index of the input, and part of it."""
 
@@ -42,6 +44,7 @@ class Kind(enum.IntEnum):
     FREE = 12
     STATE = 13
     CLEAR = 14
+    LEAVING = 15
 
 
 class Message(Packed, frozen=True):
@@ -128,8 +131,8 @@ class Items(Message, frozen=True):
     """Items of the lane that this front is preparing now."""
     call_s: Seconds
     """Mean seconds of its recent preprocess calls."""
-    block: int | None
-    """Start of the arrays in the front's ring. None: they are in the frame."""
+    block: BlockName | None
+    """Arrays in the memory of the front. None: they are in the frame."""
     block_bytes: int
     keys: list[Key]
     """The key of each item; further lists have the same length."""
@@ -154,8 +157,8 @@ class Rows(Message, frozen=True):
     """Engine: rows of the device."""
 
     model: int
-    block: int | None
-    """Start of the arrays in the ring of the engine process. None: they are in the frame."""
+    block: BlockName | None
+    """Arrays in the memory of the engine process. None: they are in the frame."""
     block_bytes: int
     keys: list[Key]
     """The key of each row; further lists have the same length."""
@@ -190,9 +193,9 @@ class Leave(Message, frozen=True):
 
 
 class Free(Message, frozen=True):
-    """Blocks of the peer's ring that are read."""
+    """Blocks of the peer's memory that are read."""
 
-    starts: list[int]
+    blocks: list[BlockName]
 
 
 class State(Message, frozen=True):
@@ -214,6 +217,10 @@ class Clear(Message, frozen=True):
     model: int
     results: bool
     """True: cached rows, too. False: cached images alone."""
+
+
+class Leaving(Message, frozen=True):
+    """Engine: it takes no more requests, finishes those it has, and ends."""
 
 
 def _check_lengths(keys: Sized, *others: Sized) -> None:
@@ -241,6 +248,7 @@ HEADS: Final[Mapping[Kind, type[Any]]] = {
     Kind.FREE: Free,
     Kind.STATE: State,
     Kind.CLEAR: Clear,
+    Kind.LEAVING: Leaving,
 }
 
 

@@ -15,7 +15,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, ModelRow
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import pack_key, pack_payload
-from staged_pool.runtime.remote.batch import RemoteBatchStage
+from staged_pool.runtime.remote.batch import Outgoing, Packed, RemoteBatchStage
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages.batch_parts import NearbyWork
@@ -28,6 +28,9 @@ from staged_pool.stages.wire import Bytes, WireError
 
 LOOK_AGAIN_S: Final = 0.5
 """Seconds between two tries of a request whose answer found no memory."""
+
+GONE: Final = 0
+"""Number of no request: that of an item whose request has left while its arrays were stored."""
 
 _UNLIMITED: Final = 1 << 62
 _LONGEST_S: Final = 86_400.0
@@ -59,7 +62,17 @@ class Line(Protocol):
 
     def leave(self, request: int, *, answered: bool, elsewhere_s: float, rejected: bool) -> None: ...
 
-    def post_items(self, message: Callable[[int | None, int], messages.Items], parts: Sequence[Bytes]) -> None: ...
+    @property
+    def has_store(self) -> bool: ...
+
+    async def put(self, parts: Sequence[Bytes]) -> bytes | None: ...
+
+    def post_items(
+        self,
+        message: Callable[[messages.BlockName | None, int], messages.Items],
+        parts: Sequence[Bytes],
+        stored: bytes | None,
+    ) -> None: ...
 
 
 class RemoteModel:
@@ -199,6 +212,7 @@ class RemoteModel:
             lane,
             prepared.receiver,
             rows,
+            pack=self._pack,
             post=self._post,
             absent=self._line.absent,
             credits=self._credits,
@@ -265,16 +279,27 @@ class RemoteModel:
             stage.credit.reset()
         self.take_fed(dict.fromkeys(self._lanes, 0))
 
-    def _post(self, stage: RemoteBatchStage, items: Sequence[Item[Any]]) -> None:
-        if self._line.fault is not None:
-            raise anyio.BrokenResourceError
-        items = [item for item in items if not item.ticket.settled]  # some may have left while the list waited
+    async def _pack(self, items: Sequence[Item[Any]]) -> Packed | None:
+        """Put the arrays of items into the store of the line."""
+        if not self._line.has_store:
+            return None
         parts: list[Bytes] = []
         payloads = [pack_payload(item.payload, parts) for item in items]
-        keys = [(self._numbers[item.ticket.load], item.index, item.part) for item in items]
+        return Packed(payloads, parts, await self._line.put(parts))
+
+    def _post(self, stage: RemoteBatchStage, outgoing: Outgoing) -> None:
+        if self._line.fault is not None:
+            raise anyio.BrokenResourceError
+        items, packed = outgoing
+        open_items = [item for item in items if not item.ticket.settled]  # some may have left while the list waited
+        if packed is None:
+            items, parts = open_items, list[Bytes]()
+            packed = Packed([pack_payload(item.payload, parts) for item in items], parts, None)
+        payloads = packed.payloads
+        keys = [(self._numbers.get(item.ticket.load, GONE), item.index, item.part) for item in items]
         batch_keys = [pack_key(item.batch_key) for item in items]
         identities = [None if item.identity is None else pack_key(item.identity) for item in items]
-        stage.sent(items)
+        stage.sent(open_items)
         self._line.post_items(
             lambda block, size: messages.Items(
                 self._number,
@@ -287,7 +312,8 @@ class RemoteModel:
                 [item.tokens for item in items],
                 batch_keys,
                 identities,
-                payloads,
+                list(payloads),
             ),
-            parts,
+            packed.parts,
+            packed.stored,
         )

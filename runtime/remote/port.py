@@ -6,12 +6,17 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
+import anyio
 import numpy as np
+from anyio.abc import TaskGroup
 
 from staged_pool.runtime.remote.arrays import Block
-from staged_pool.runtime.remote.messages import Free, Message, Welcome, decoded, encoded
+from staged_pool.runtime.remote.messages import BlockName, Free, Message, Welcome, decoded, encoded
+from staged_pool.runtime.remote.store import ArraysLost, ArrayStore
+from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.link import Link, Stream
 from staged_pool.stages.ring import RingReader, RingWriter
 from staged_pool.stages.wire import Bytes, Frame, WireError
@@ -20,14 +25,14 @@ RING_BYTES: Final = 64 << 20
 """Size of each ring. Pages that were never written take no memory."""
 
 IN_FRAME_BYTES: Final = 1 << 18
-"""Most bytes of arrays that go through the socket.
+"""Most bytes of arrays that go through the socket of a line with other memory.
 
 Measured: below this size a copy into the socket takes less time than a block of shared memory and its return.
 """
 
 
 Handler: TypeAlias = Callable[[Any, Callable[[], Block]], object]
-"""Takes a message, and a function that returns its arrays."""
+"""Takes a message, and a function that returns its arrays. The function raises `ArraysLost` if they are lost."""
 
 
 class Rings(NamedTuple):
@@ -41,21 +46,35 @@ class Rings(NamedTuple):
 class Port:
     """Sends and receives messages. Large arrays go through shared memory, small ones behind their message.
 
+    A message whose arrays are in a store is handled when they are here, which may be behind later messages.
+
     Args:
         stream: Byte stream to the peer.
-        rings: Rings of the line, whose descriptors are closed here. None: all arrays go through the stream.
+        rings: Rings of the line, whose descriptors are closed here. None: it has none.
         handlers: The handler of each class of messages that the peer may send first.
+        store: Store of the line. Without it and without rings, all arrays go through the stream.
     """
 
-    def __init__(self, stream: Stream, rings: Rings | None, handlers: Mapping[type[Any], Handler]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        rings: Rings | None,
+        handlers: Mapping[type[Any], Handler],
+        store: ArrayStore | None = None,
+    ) -> None:
         self._link = Link(stream, self._take)
         self._handlers = handlers
         self._writer = None if rings is None else RingWriter(rings.written)
         self._reader = None if rings is None else RingReader(rings.read)
         for descriptor in rings or ():
             os.close(descriptor)  # the mappings need it no more
-        self._read: deque[int] = deque()
+        self._read: deque[BlockName] = deque()
         """Blocks that nobody reads any more. Any thread may append."""
+        self._store = store
+        self._getting: TaskGroup
+        """Tasks that get arrays from the store."""
+        self._wrong: str | None = None
+        """Reason for the end that such a task has found."""
         self.close = self._link.close
 
     @property
@@ -65,9 +84,16 @@ class Port:
 
     async def run(self) -> str:
         """Send and receive until either end closes or fails. Returns the reason; see `Link.run`."""
+        reason = ""
         try:
-            return await self._link.run()
+            with single_errors():
+                async with anyio.create_task_group() as self._getting:
+                    reason = await self._link.run()
+                    self._getting.cancel_scope.cancel()
+            return self._wrong or reason
         finally:
+            if self._store is not None:
+                self._store.close()
             if self._writer is not None:
                 self._writer.close()
             self._reader = None  # unmapped with the last array that is a view of it
@@ -82,34 +108,74 @@ class Port:
         kind, head = encoded(message)
         self._link.post(kind, head)
 
-    def post_arrays(self, message: Callable[[int | None, int], Message], parts: Sequence[Bytes]) -> None:
+    @property
+    def has_store(self) -> bool:
+        """True if large arrays may be put into a store before their message."""
+        return self._store is not None
+
+    async def put(self, parts: Sequence[Bytes]) -> bytes | None:
+        """Put arrays into the store of the line.
+
+        Returns:
+            The name of their block; None if they have to go with their message.
+        """
+        if self._store is None or not self.is_open or sum(map(len, parts)) <= IN_FRAME_BYTES:
+            return None
+        return await self._store.put(parts)
+
+    def post_arrays(
+        self, message: Callable[[BlockName | None, int], Message], parts: Sequence[Bytes], stored: bytes | None = None
+    ) -> None:
         """Send a message with arrays.
 
         Args:
-            message: Makes the message from the start of the block, None for arrays in the frame, and its size in bytes.
+            message: Makes the message from the block, None for arrays in the frame, and its size in bytes.
             parts: The arrays, as `arrays.add` appends them.
+            stored: The block from `put` that has them.
         """
         if not self.is_open:
             return
         self.give_back()
-        size, start = sum(map(len, parts)), None
-        if self._writer is not None and size > IN_FRAME_BYTES:
-            start = self._writer.write(parts)
-        kind, head = encoded(message(start, size))
-        self._link.post(kind, head, *(parts if start is None else ()))
+        size, block = sum(map(len, parts)), cast("BlockName | None", stored)
+        if block is None and self._writer is not None and size > IN_FRAME_BYTES:
+            block = self._writer.write(parts)
+        kind, head = encoded(message(block, size))
+        self._link.post(kind, head, *(parts if block is None else ()))
 
     def give_back(self) -> None:
         """Tell the peer which blocks are read. Called with each message, and from time to time by the owner."""
         if self._read:
-            starts = [self._read.popleft() for _ in range(len(self._read))]
-            kind, head = encoded(Free(starts))
+            blocks = [self._read.popleft() for _ in range(len(self._read))]
+            kind, head = encoded(Free(blocks))
             self._link.post(kind, head)
 
     def _take(self, frame: Frame) -> None:
         message = decoded(frame.kind, frame.head)
         if (handler := self._handlers.get(type(message))) is None:
             raise WireError(f"the peer sends a {type(message).__name__} message, which this end does not take")
-        handler(message, lambda: self._block(message, frame.raw))
+        if isinstance(block := getattr(message, "block", None), bytes):
+            if self._store is None:
+                raise WireError("the peer refers to a store, and this line has none")
+            self._getting.start_soon(self._get, self._store, handler, message, block)
+        else:
+            handler(message, lambda: self._block(message, frame.raw))
+
+    async def _get(self, store: ArrayStore, handler: Handler, message: Any, name: bytes) -> None:
+        """Get the arrays of a message from the store, and handle it."""
+        try:
+            try:
+                data = await store.get(name)
+            except ArraysLost as error:
+                handler(message, partial(_raise, str(error)))
+            else:
+                if len(data) != (size := message.block_bytes):
+                    raise WireError(f"the peer announces a block of {size} bytes, and has stored {len(data)}")
+                handler(message, lambda: Block(data))
+        except WireError as error:
+            self._wrong = str(error)
+            self._getting.cancel_scope.cancel()
+        self._read.append(name)
+        self.give_back()
 
     def _block(self, message: Any, raw: bytes) -> Block:
         """Return the arrays of a message."""
@@ -123,7 +189,15 @@ class Port:
         return Block(data)
 
     def _take_back(self, message: Free, _: object) -> None:
-        if self._writer is None:
-            raise WireError("the peer gives back shared memory, and this line has none")
-        for start in message.starts:
-            self._writer.give_back(start)
+        for block in message.blocks:
+            owner = self._store if isinstance(block, bytes) else self._writer
+            if owner is None:
+                raise WireError("the peer gives back shared memory, and this line has none")
+            if isinstance(block, bytes):
+                cast(ArrayStore, owner).free(block)
+            else:
+                cast(RingWriter, owner).give_back(block)
+
+
+def _raise(message: str) -> Block:
+    raise ArraysLost(message)

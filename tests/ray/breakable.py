@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from staged_pool.api.asgi import Receive, Scope, Send
-from staged_pool.ray.deployment import MountedOnServe, Replica
+from staged_pool.ray.deployment import Replica
+from staged_pool.ray.mounted import MountedOnServe
 
 
 class _Breakable(MountedOnServe):

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.ray.deployment import within
+from staged_pool.ray import app, build
+from staged_pool.ray.options import within
 from staged_pool.ray.scaling import TokensPolicy, by_tokens
 from staged_pool.ray.settings import read_settings
 from staged_pool.runtime.config import EngineConfig
@@ -98,3 +99,13 @@ def test_the_policy_asks_for_the_replicas_that_the_tokens_need() -> None:
 def test_a_target_of_no_tokens_is_an_error() -> None:
     with pytest.raises(ValueError, match="target_tokens=0: must be above 0"):
         by_tokens(0)
+
+
+def test_the_split_form_is_two_deployments_with_options_of_their_own() -> None:
+    built = build({"model": "a/b", "preparers": 3})
+    assert (built._bound_deployment.name, built._bound_deployment.num_replicas) == ("preparer", 3)
+    given = app(EngineConfig(model="a/b"), preparers={"num_replicas": 4, "max_ongoing_requests": 7}, num_replicas=2)
+    preparer, engine = given._bound_deployment, given._bound_deployment.init_args[1]._bound_deployment
+    assert (preparer.num_replicas, preparer.max_ongoing_requests) == (4, 7)
+    assert (engine.name, engine.num_replicas) == ("engine", 2)
+    assert build({"model": "a/b"})._bound_deployment.name == "staged-pool"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from staged_pool.runtime.model import Model
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.remote.port import RING_BYTES, Rings
+from staged_pool.runtime.remote.store import ArrayStore
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.ring import open_memory
 from staged_pool.stages.stage import StageOptions
@@ -75,8 +76,24 @@ class Joined:
     """Reasons for the ends of the line, of both sides."""
 
 
-async def join(tasks: TaskGroup, desk: FrontDesk, front: Joined, *, rings: bool = True) -> None:
-    """Make a line, and wait until the front is welcome."""
+async def join(
+    tasks: TaskGroup,
+    desk: FrontDesk,
+    front: Joined,
+    *,
+    rings: bool = True,
+    stores: tuple[ArrayStore, ArrayStore] | None = None,
+) -> None:
+    """Make a line, and wait until the front is welcome.
+
+    Args:
+        tasks: Run both ends.
+        desk: The engine process's end.
+        front: The front.
+        rings: Join them with shared memory.
+        stores: Stores of the front and of the engine process.
+    """
+    own, its = stores or (None, None)
     ours, theirs = socket.socketpair()
     up, down = (open_memory(RING_BYTES), open_memory(RING_BYTES)) if rings else (-1, -1)
     both = (Rings(up, down), Rings(os.dup(down), os.dup(up))) if rings else (None, None)
@@ -86,10 +103,10 @@ async def join(tasks: TaskGroup, desk: FrontDesk, front: Joined, *, rings: bool 
 
     async def serve() -> None:
         with front.scope:
-            front.ends.append(await desk.serve(engine_end, both[1]))
+            front.ends.append(await desk.serve(engine_end, both[1], its))
 
     async def run() -> None:
-        front.ends.append(await front.line.run(front_end, both[0]))
+        front.ends.append(await front.line.run(front_end, both[0], own))
 
     tasks.start_soon(serve)
     tasks.start_soon(run)
@@ -108,6 +125,8 @@ async def fronts_on(
     front_model: Model | None = None,
     rings: bool = True,
     patience_s: float = 0.0,
+    stores: Callable[[], tuple[ArrayStore, ArrayStore]] | None = None,
+    engine_class: type[Engine] = Engine,
 ) -> AsyncIterator[tuple[Sequence[Engine], DeviceEngine, FrontDesk, Sequence[Joined]]]:
     """Run fronts on one model in front of one engine process's part of it.
 
@@ -118,6 +137,8 @@ async def fronts_on(
         front_model: Prepares, in all fronts. None: `model` does.
         rings: Join them with shared memory.
         patience_s: Longest wait of a request for an engine process that is away.
+        stores: Makes the stores of a line, for the front and for the engine process. None: lines have none.
+        engine_class: Class of the front engines.
     """
     config = config or EngineConfig()
     prepares = front_model or model
@@ -130,6 +151,7 @@ async def fronts_on(
         joined = [Joined(FrontLine(StageOptions().clock, patience_s)) for _ in range(fronts)]
         engines = []
         for front in joined:
-            await join(tasks, desk, front, rings=rings)
-            engines.append(await stack.enter_async_context(run_front_engine(config, prepares, front.line)))
+            await join(tasks, desk, front, rings=rings, stores=None if stores is None else stores())
+            running = run_front_engine(config, prepares, front.line, engine_class=engine_class)
+            engines.append(await stack.enter_async_context(running))
         yield engines, device, desk, joined

@@ -122,6 +122,8 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
         (HELLO + admit() + items(keys=[(1, -1, 0)]), "cannot be read"),
         (HELLO + admit() + items(payloads=[PackedIds(1, 3)]), "has not sent"),
         (HELLO + admit() + items(block=0), "this line has none"),
+        (HELLO + admit() + items(block=b"name"), "refers to a store, and this line has none"),
+        (HELLO + plain(Kind.FREE, [b"name"]), "this line has none"),
         (HELLO + plain(Kind.FREE, [0]), "this line has none"),
         (HELLO + plain(Kind.CLEAR, 7, True), "a model 7, which does not exist"),
         (HELLO + admit() + items() * 200, "without a credit"),
