@@ -58,7 +58,12 @@ def run(rounds: int, seconds: float) -> None:
                             report.console.print(f"{form}: {report.number(rate)} {what}/s")
                         if place == 0 and "preparers" in options:
                             for killed in (ENGINE, PREPARER):
-                                record.results[f"{killed} killed"] = counts = _kill(cluster, vectors, killed)
+                                counts = _kill(cluster, vectors, killed)
+                                record.results[f"{killed} killed"] = {
+                                    "asked": counts.asked,
+                                    "rejected": counts.rejected,
+                                    "failed": dict(counts.failed),
+                                }
                                 record.keep_target(f"{killed} killed: wrong vectors", counts.wrong, 0, "")
         record.results["rates"] = rates
     rows = [(what, *(" ".join(map(report.number, found)) for found in by.values())) for what, by in rates.items()]
@@ -80,7 +85,6 @@ def _kill(cluster: ServeCluster, vectors: Any, name: str) -> Counts:
         f"{name} killed: {failed} failed and {counts.rejected} rejected of {counts.asked}, "
         f"{counts.wrong} wrong; replaced after {seconds:.0f} s"
     )
-    counts.times_s.clear()
     return counts
 
 
