@@ -81,7 +81,7 @@ async def join(
     desk: FrontDesk,
     front: Joined,
     *,
-    rings: bool = True,
+    ring_bytes: int = RING_BYTES,
     stores: tuple[ArrayStore, ArrayStore] | None = None,
 ) -> None:
     """Make a line, and wait until the front is welcome.
@@ -90,13 +90,13 @@ async def join(
         tasks: Run both ends.
         desk: The engine process's end.
         front: The front.
-        rings: Join them with shared memory.
+        ring_bytes: Shared memory of the line in each direction. 0: there is none.
         stores: Stores of the front and of the engine process.
     """
     own, its = stores or (None, None)
     ours, theirs = socket.socketpair()
-    up, down = (open_memory(RING_BYTES), open_memory(RING_BYTES)) if rings else (-1, -1)
-    both = (Rings(up, down), Rings(os.dup(down), os.dup(up))) if rings else (None, None)
+    up, down = (open_memory(ring_bytes), open_memory(ring_bytes)) if ring_bytes else (-1, -1)
+    both = (Rings(up, down), Rings(os.dup(down), os.dup(up))) if ring_bytes else (None, None)
     front_end = await UNIXSocketStream.from_socket(ours)
     engine_end = await UNIXSocketStream.from_socket(theirs)
     front.scope = anyio.CancelScope()
@@ -123,7 +123,7 @@ async def fronts_on(
     *,
     fronts: int = 1,
     front_model: Model | None = None,
-    rings: bool = True,
+    ring_bytes: int = RING_BYTES,
     patience_s: float = 0.0,
     stores: Callable[[], tuple[ArrayStore, ArrayStore]] | None = None,
     engine_class: type[Engine] = Engine,
@@ -135,7 +135,7 @@ async def fronts_on(
         config: Settings of all engines.
         fronts: Number of fronts.
         front_model: Prepares, in all fronts. None: `model` does.
-        rings: Join them with shared memory.
+        ring_bytes: Shared memory of each line in each direction. 0: there is none.
         patience_s: Longest wait of a request for an engine process that is away.
         stores: Makes the stores of a line, for the front and for the engine process. None: lines have none.
         engine_class: Class of the front engines.
@@ -151,7 +151,12 @@ async def fronts_on(
         joined = [Joined(FrontLine(StageOptions().clock, patience_s)) for _ in range(fronts)]
         engines = []
         for front in joined:
-            await join(tasks, desk, front, rings=rings, stores=None if stores is None else stores())
+<<<<<<< HEAD
+            await join(tasks, desk, front, ring_bytes=ring_bytes, stores=None if stores is None else stores())
             running = run_front_engine(config, prepares, front.line, engine_class=engine_class)
             engines.append(await stack.enter_async_context(running))
+=======
+            await join(tasks, desk, front, ring_bytes=ring_bytes)
+            engines.append(await stack.enter_async_context(run_front_engine(config, prepares, front.line)))
+>>>>>>> 0af415c3 (A full ring is tested over real sockets)
         yield engines, device, desk, joined

@@ -16,7 +16,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.front_desk import FrontDesk
-from staged_pool.runtime.remote.port import IN_FRAME_BYTES, Port
+from staged_pool.runtime.remote.port import IN_FRAME_BYTES, RING_BYTES, Port
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -262,13 +262,13 @@ async def test_a_request_waits_for_an_engine_process_that_comes_back_in_time() -
             await until(lambda: len(front.ends) == 2)
 
 
-@pytest.mark.parametrize("rings", [True, False])
-async def test_large_images_keep_their_pixels(rings: bool) -> None:
-    """Through rings, and through the frame where there are none."""
+@pytest.mark.parametrize("ring_bytes", [RING_BYTES, 2 * IN_FRAME_BYTES, 0], ids=["ring", "full", "none"])
+async def test_large_images_keep_their_pixels(ring_bytes: int) -> None:
+    """Through rings, and through the frame where a ring is full or missing."""
     read: list[str] = []
     model = LetterModel(card=BOTH_LANES, on_forward=read.extend)
     images = [chr(97 + place) * (IN_FRAME_BYTES + 1 + place) for place in range(6)]
-    async with fronts_on(model, fronts=2, rings=rings) as (engines, device, desk, joined):
+    async with fronts_on(model, fronts=2, ring_bytes=ring_bytes) as (engines, device, desk, joined):
         async with anyio.create_task_group() as tasks:
             for engine in engines:
                 tasks.start_soon(engine.embed, [Image(image.encode()) for image in images])

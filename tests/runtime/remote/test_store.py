@@ -33,7 +33,7 @@ async def test_large_images_go_through_the_store_and_small_ones_and_texts_do_not
     read: list[str] = []
     front, engine = two_ends()
     model = LetterModel(card=BOTH_LANES, on_forward=read.extend)
-    async with fronts_on(model, rings=False, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
+    async with fronts_on(model, ring_bytes=0, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
         images = [image(letter) for letter in "abcdef"]
         await asked.embed(images)
         assert set(read) == {letter * LARGE for letter in "abcdef"}
@@ -51,7 +51,7 @@ async def test_images_go_through_the_stream_while_the_store_has_no_room() -> Non
     front, engine = two_ends()
     front.has_room = False
     model = LetterModel(card=BOTH_LANES, on_forward=read.extend)
-    async with fronts_on(model, rings=False, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
+    async with fronts_on(model, ring_bytes=0, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
         await asked.embed([image("a"), image("b")])
         assert set(read) == {"a" * LARGE, "b" * LARGE}
         await until(lambda: at_rest(joined, asked, device))
@@ -61,7 +61,7 @@ async def test_later_messages_pass_arrays_that_are_slow_to_come() -> None:
     slow, outcomes = Pause(), list[Any]()
     front, engine = two_ends(engine=LocalStore(on_get=slow.wait))
     model = LetterModel(card=BOTH_LANES)
-    async with fronts_on(model, rings=False, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
+    async with fronts_on(model, ring_bytes=0, stores=lambda: (front, engine)) as ((asked,), device, _, (joined,)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome, asked.embed([image("a")]), outcomes)
             await slow.arrived()
@@ -81,7 +81,7 @@ async def test_a_request_that_leaves_while_its_arrays_move_leaves_nothing(place:
     )
     model = LetterModel(card=BOTH_LANES, on_forward=read.extend)
     config = EngineConfig(channel_capacity=1)
-    async with fronts_on(model, config, rings=False, stores=lambda: (front, engine)) as (
+    async with fronts_on(model, config, ring_bytes=0, stores=lambda: (front, engine)) as (
         (asked,),
         device,
         _,
@@ -102,7 +102,7 @@ async def test_lost_arrays_fail_their_request_alone() -> None:
     front, engine = two_ends()
     config = EngineConfig(channel_capacity=1)
     model = LetterModel(card=BOTH_LANES)
-    async with fronts_on(model, config, rings=False, stores=lambda: (front, engine)) as (
+    async with fronts_on(model, config, ring_bytes=0, stores=lambda: (front, engine)) as (
         (asked,),
         device,
         _,
@@ -122,7 +122,7 @@ async def test_a_block_of_another_size_ends_the_line() -> None:
     gate, outcomes = Pause(), list[Any]()
     engine._on_get = gate.wait
     model = LetterModel(card=BOTH_LANES)
-    async with fronts_on(model, rings=False, stores=lambda: (front, engine)) as ((asked,), _, _, (joined,)):
+    async with fronts_on(model, ring_bytes=0, stores=lambda: (front, engine)) as ((asked,), _, _, (joined,)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(outcome, asked.embed([image("a")]), outcomes)
             await gate.arrived()
