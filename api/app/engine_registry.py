@@ -132,7 +132,7 @@ class EngineRegistry:
         if engine is None:
             raise self.unknown(name or "")
         engine = self._choose(engine)
-        if fault := engine.fault:
+        if (fault := engine.fault) and not engine.is_away:  # an engine that is away makes requests wait, and tells why
             raise EngineStopped(f"The server accepts no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine
 

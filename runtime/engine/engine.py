@@ -102,6 +102,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         self._planner.obstruction = self._stages.obstruction
         self._admission.in_flight.fed_tokens_freed = lambda lane: self._stages.feeds[lane].grant()
         self._entrance = remote or Entrance(self._admission, options.clock)
+        self._remote = remote
         self._admission.in_flight.room_freed = self._entrance.grant
         self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
@@ -133,6 +134,11 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
     def fault(self) -> str | None:
         """Reason for taking no requests, for now or for ever (see `wait_broken`); None if there is none."""
         return self._life.fault
+
+    @property
+    def is_away(self) -> bool:
+        """True while its engine process is started anew. A request waits for that, though not for long."""
+        return self._remote is not None and self._remote.is_away
 
     async def wait_broken(self) -> str:
         """Wait until the engine can serve no more. Returns the reason; empty if it was stopped in order."""

@@ -136,6 +136,11 @@ class RemoteModel:
         """Reason for taking no requests; None if there is none."""
         return self._line.fault or self._fault
 
+    @property
+    def is_away(self) -> bool:
+        """True while there is no engine process."""
+        return self._line.fault is not None
+
     # ---- entrance ----
 
     async def admit(self, arriving: Arriving, *, waits: bool = False) -> Reservation:
