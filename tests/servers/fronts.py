@@ -151,12 +151,7 @@ async def fronts_on(
         joined = [Joined(FrontLine(StageOptions().clock, patience_s)) for _ in range(fronts)]
         engines = []
         for front in joined:
-<<<<<<< HEAD
             await join(tasks, desk, front, ring_bytes=ring_bytes, stores=None if stores is None else stores())
             running = run_front_engine(config, prepares, front.line, engine_class=engine_class)
             engines.append(await stack.enter_async_context(running))
-=======
-            await join(tasks, desk, front, ring_bytes=ring_bytes)
-            engines.append(await stack.enter_async_context(run_front_engine(config, prepares, front.line)))
->>>>>>> 0af415c3 (A full ring is tested over real sockets)
         yield engines, device, desk, joined
