@@ -39,7 +39,7 @@ RATE_COLUMNS: Final = (
 RATE_NOTE: Final = "a batch: texts or images of one; the event loop's thread in parts of the time; /health in ms"
 
 TAKEN_COLUMNS: Final = ("load, clients", *_TAKERS, "sum", "bare, such batches", "bare")
-TAKEN_NOTE: Final = "ms of a core for each text or image; preprocess: of images, since texts are prepared in other threads"
+TAKEN_NOTE: Final = "ms of a core for each text or image; preprocess: of images; that of texts is in other threads"
 
 
 @dataclass(slots=True)
