@@ -167,7 +167,7 @@ async def test_the_weights_of_a_model_are_gone_with_it_without_the_garbage_colle
             assert [layer for layer in layers if layer() is not None] == []
         finally:
             gc.enable()
-        assert await open_files() == files
+        assert await open_files() <= files  # those of another test may be closed meanwhile
 
 
 async def test_all_models_end_with_the_block_those_that_joined_too(mean: Path, cls: Path) -> None:

@@ -240,6 +240,7 @@ def test_bfloat16_is_chosen_where_the_cpu_is_quicker_in_it(
     able: bool, gain: float, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able}, raising=False)
+    monkeypatch.setattr(processor, "has_prepacked", lambda *_: True)
     monkeypatch.setattr(processor, "_seconds", {torch.float32: gain, torch.bfloat16: 1.0}.__getitem__)
     assert load_model(EngineConfig(model=str(folder), device="cpu")).card.dtype == dtype
 

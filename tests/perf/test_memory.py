@@ -39,7 +39,7 @@ def test_memory_is_told_apart_by_what_it_holds(tmp_path: Path) -> None:
     before, rss, during, after = json.loads(done.stdout)
     assert tuple(before) == HELD
     assert all(before[kind] > 1 for kind in ("anonymous", "libraries"))
-    assert sum(before.values()) == pytest.approx(rss, rel=0.02)
+    assert sum(before.values()) == pytest.approx(rss, rel=0.05)  # the kernel counts pages of each core in steps
     assert during["weights"] - before["weights"] > 7.9
     assert during["anonymous"] - before["anonymous"] > 7.9
     assert after["weights"] == before["weights"]
