@@ -120,8 +120,8 @@ class Application:
 
     @property
     def closes_connections(self) -> bool:
-        """True while each answer closes its connection: the server drains, or memory is short."""
-        return self._registry.leaving or not self._server_state.keeps_alive
+        """True while each answer closes its connection: the server drains or is about to, or memory is short."""
+        return self._registry.closes_connections or not self._server_state.keeps_alive
 
     def answer_now(self, decision: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count the answer for a decision of the front door; return it with its headers."""

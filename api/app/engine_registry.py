@@ -44,6 +44,8 @@ class EngineRegistry:
         self._closes_soon_for = ""
         self.leaving = False
         """True once the server drains: clients should open new connections elsewhere."""
+        self.closes_connections = False
+        """True once each answer closes its connection: in the drain, and at the end of its lead."""
 
     def open(self, *engines: Engine, pipelines: Mapping[str, Pipeline] | None = None) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""
@@ -82,7 +84,7 @@ class EngineRegistry:
     def close(self, reason: str) -> None:
         """Reject new requests from now on, with this reason; requests in flight continue."""
         self._closed_for = reason
-        self.leaving = True
+        self.leaving = self.closes_connections = True
 
     @property
     def not_ready(self) -> str:

@@ -219,10 +219,15 @@ class Server:
         self._stop_http.set()
 
     async def _lead(self) -> None:
-        """Answer as usual while gateways read in `/ready` that the server is about to drain."""
+        """Answer requests while gateways read in `/ready` that the server is about to drain.
+
+        In the second half, when gateways have read it, each answer closes its connection. A client that still has one
+        would lose a request that crosses the end of the connection.
+        """
         self.registry.announce_close(DRAINING)
-        with anyio.move_on_after(self._config.drain_lead_s):
-            await self._lead_over.wait()
+        for self.registry.closes_connections in (False, True):
+            with anyio.move_on_after(self._config.drain_lead_s / 2):
+                await self._lead_over.wait()
 
     async def _run_engine(self) -> None:
         try:

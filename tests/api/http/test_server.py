@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import numpy as np
 import pytest
@@ -287,6 +288,20 @@ async def test_before_a_drain_comes_a_lead_in_which_only_readiness_changes() -> 
         assert not served.server.registry.leaving
         await served.server.close()  # a second call ends the lead
         assert served.server.registry.leaving
+
+
+async def test_in_the_second_half_of_the_lead_answers_close_their_connections() -> None:
+    looked: list[tuple[bool, bool]] = []
+
+    async def look(server: Server) -> None:
+        while not server.registry.leaving:
+            looked.append((bool(server.registry.unready()), server.registry.closes_connections))
+            await anyio.lowlevel.checkpoint()
+
+    async with serving(drain_lead_s=0.1) as served, anyio.create_task_group() as tasks:
+        tasks.start_soon(look, served.server)
+        await served.server.close()
+    assert [state for state in dict.fromkeys(looked) if any(state)] == [(True, False), (True, True)]
 
 
 async def test_after_the_lead_the_server_drains() -> None:
