@@ -283,9 +283,10 @@ def matrix_command(
     backend: BackendOption = "asyncio",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cell, alternating.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of a cell in one round.")] = 4.0,
+    only: Annotated[str, typer.Option(help="Part of the names of the kinds of requests; empty: all.")] = "",
 ) -> None:
     """Threads, processes and fronts for preprocess, by threads of torch: texts, images, and images in Python code."""
-    matrix.run(Options(model=model, dtype=dtype, backend=backend), rounds=rounds, seconds=seconds)
+    matrix.run(Options(model=model, dtype=dtype, backend=backend), rounds=rounds, seconds=seconds, only=only)
 
 
 @main.command("deaths")
