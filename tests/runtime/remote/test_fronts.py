@@ -274,9 +274,13 @@ async def test_large_images_keep_their_pixels(ring_bytes: int) -> None:
                 tasks.start_soon(engine.embed, [Image(image.encode()) for image in images])
         assert set(read) == set(images)
         await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
-        desk.tell_states()
         lines = [front.line._port for front in joined]
-        await until(lambda: all(line is not None and not _used(line) for line in lines))
+
+        def all_given_back() -> bool:
+            desk.tell_states()  # blocks are given back with messages, which the engine process sends all the time
+            return all(line is not None and not _used(line) for line in lines)
+
+        await until(all_given_back)
 
 
 def _used(line: Port) -> int:
