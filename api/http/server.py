@@ -225,7 +225,8 @@ class Server:
         would lose a request that crosses the end of the connection.
         """
         self.registry.announce_close(DRAINING)
-        for self.registry.closes_connections in (False, True):
+        for closes in (False, True):
+            self.registry.closes_connections = closes
             with anyio.move_on_after(self._config.drain_lead_s / 2):
                 await self._lead_over.wait()
 
