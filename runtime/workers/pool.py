@@ -25,7 +25,7 @@ class WorkerPool:
     end with `close`, when this object is garbage-collected, or with the program.
 
     Args:
-        name: Name of the pool, for the log.
+        name: Name of the pool, for the log and errors, such as `images`.
         work: The work.
         processes: Number of processes.
 
@@ -91,7 +91,7 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise EngineStopped("The engine is stopped.")
-            process = WorkerProcess()
+            process = WorkerProcess(self._name)
             self._all.add(process)
         return process
 

@@ -22,9 +22,13 @@ class WorkerProcess:
     """A process that does one job at a time. One thread at a time may use it.
 
     It runs in a session of its own: signals of a terminal go to the server alone.
+
+    Args:
+        pool: Name of its pool, for errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
         ours, theirs, down, up = open_pipe()
         with theirs:
             files = (theirs.fileno(), os.dup(up), os.dup(down))
@@ -59,7 +63,9 @@ class WorkerProcess:
         try:
             answer = self._pipe.receive()
         except (OSError, EOFError) as error:
-            raise ConfigError(f"it ended its process (exit code {self._process.wait()})") from error
+            raise ConfigError(
+                f"preprocess of {self._pool}: a worker ended its process (exit code {self._process.wait()})"
+            ) from error
         if isinstance(answer, Failed):
             raise ConfigError(answer.reason)
 

@@ -26,7 +26,7 @@ from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.runtime.workers.jobs import JobFailed, WorkerDied
 from staged_pool.runtime.workers.pool import WorkerPool
-from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
+from staged_pool.stages.errors import TooLarge, UnusableMedia
 
 _USUAL_PIXELS: Final = (224, 224)
 """Width and height, in pixels, of the image of a warm-up."""
@@ -222,13 +222,7 @@ class ImageWork:
         """
         own_code, processor = self.settings.custom_code, None
         if self.reason is not None:
-            try:
-                processor = load_processor(self.settings.folder, trust_remote_code=own_code)
-            except (Exception, SystemExit) as error:  # code of a model folder may raise anything
-                if not own_code:
-                    raise
-                named = self.settings.processor
-                raise ConfigError(f"{named}: the folder's own image processor cannot be loaded: {error}") from error
+            processor = load_processor(self.settings.folder, trust_remote_code=own_code)
         alone = replace(self.config, preprocess_workers="thread", image_cache_mb=0)
         reader = ImageReader(self.settings, alone, reason=self.reason, processor=processor)
         if not own_code:  # such code may reject a plain image, or keep count of its images

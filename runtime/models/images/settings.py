@@ -95,8 +95,18 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
             folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        if trust_remote_code:
+            raise _not_loaded(file, error) from error
         why = _needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
         raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {why}") from error
+    except (Exception, SystemExit) as error:
+        if not trust_remote_code:
+            raise
+        raise _not_loaded(file, error) from error  # code of a model folder may raise anything
+
+
+def _not_loaded(file: JsonFile, error: BaseException) -> ConfigError:
+    return ConfigError(f"{_own_class(file)}: the folder's own image processor cannot be loaded: {error}")
 
 
 def _needs_torchvision(named: str) -> str | None:

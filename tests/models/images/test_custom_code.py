@@ -145,6 +145,13 @@ def test_the_folder_s_code_runs_in_threads_if_the_operator_says_so(tmp_path: Pat
     assert processes() == before
 
 
+@pytest.mark.parametrize("code", ["raise RuntimeError('no luck')", "import sys; sys.exit('no luck')"])
+def test_code_that_cannot_be_loaded_in_threads_is_a_wrong_folder_too(code: str, folder: Path, tmp_path: Path) -> None:
+    settings = read_image_settings(folder_with(code, tmp_path / "broken"), trust_remote_code=True)
+    with pytest.raises(ConfigError, match=r"moody.Moody: the folder's own image processor cannot be loaded: no luck"):
+        open_reader(settings, EngineConfig(preprocess_workers="thread"))
+
+
 def test_a_process_that_dies_fails_its_image_and_is_replaced(
     moody: ImageReader, logged: list[structlog.typing.EventDict]
 ) -> None:
