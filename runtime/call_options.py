@@ -32,6 +32,8 @@ class EmbedOptions(VectorOptions, total=False):
     """Arguments of `EngineApi.embed`."""
 
     outputs: Output | str | Iterable[Output | str]
+    late_chunking: bool
+    offsets: bool
 
 
 class ClassifyOptions(CallOptions, total=False):

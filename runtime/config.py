@@ -268,6 +268,33 @@ class EngineConfig:
         group="Images",
         low=1,
     )
+    max_video_bytes: int = setting(
+        64 * 2**20,
+        "Bytes of one encoded video, sent or fetched. A larger video is rejected.",
+        group="Images",
+        low=1,
+    )
+    max_video_seconds: float = setting(
+        3600.0,
+        "Seconds of one video, by the times of its frames. A longer video is rejected.",
+        group="Images",
+        low=0.001,
+        high=DAY_S,
+    )
+    max_video_frames: int = setting(
+        768,
+        "Frames of one video that the model reads. A request for more is rejected.",
+        group="Images",
+        low=1,
+        more="768 is the limit of Qwen2-VL. `--max-image-pixels` limits each frame.",
+    )
+    video_timeout_s: float = setting(
+        30.0,
+        "Seconds that decoding one video may take. A video that takes longer is rejected.",
+        group="Images",
+        low=0.001,
+        high=DAY_S,
+    )
     allow_media_domains: tuple[str, ...] = setting(
         (),
         "Host whose images may be fetched, such as example.org. Repeat for several.",

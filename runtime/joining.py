@@ -27,6 +27,7 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
         token_weights=(
             None if first.token_weights is None else tuple(row for part in parts for row in part.token_weights or ())
         ),
+        offsets=(None if first.offsets is None else tuple(row for part in parts for row in part.offsets or ())),
         usage=join_usage(part.usage for part in parts),
         model=first.model,
     )
@@ -48,6 +49,7 @@ def join_token_labels(parts: Sequence[TokenClassifyResult]) -> TokenClassifyResu
     return TokenClassifyResult(
         scores=tuple(row for part in parts for row in part.scores),
         entities=tuple(row for part in parts for row in part.entities),
+        offsets=None if parts[0].offsets is None else tuple(row for part in parts for row in part.offsets or ()),
         labels=parts[0].labels,
         usage=join_usage(part.usage for part in parts),
         model=parts[0].model,

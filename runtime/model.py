@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, PluginSource, TextInput
+from staged_pool.runtime.requests import Chat, Image, ImagePair, Output, Outputs, PairInput, PluginSource, TextInput
+from staged_pool.runtime.spans import Span
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
@@ -20,9 +21,7 @@ Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-inte
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 Lane: TypeAlias = Literal["text", "image", "plugin"]
-"""The kind of an input: a text, one with images, or one of a plugin, which has an engine of its own.
-
-Each lane has its own stages, so texts never wait behind images."""
+"""Kind of an input. Each lane has its own stages, so texts never wait behind images; plugins have their own engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +42,14 @@ class SparseVector:
 Values: TypeAlias = NDArray[np.float32] | SparseVector
 """One `Output` of one input, on the host.
 
-dense [width], not normalised; multi_vector [kept tokens, width]; labels [labels]; token_labels [tokens, labels];
-token_weights [tokens]; or a sparse vector.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The characters of a token in its text."""
-
-    start: int
-    """Index of its first character; `start == end` for a token without text, such as [CLS]."""
-    end: int
-    """Index behind its last character."""
-    word: int | None
-    """Index of its word in the text; None for a token without text."""
+dense [width], or [chunks, width] of a document in chunks, not normalised; multi_vector [kept tokens, width]; labels
+[labels]; token_labels [tokens, labels];
+token_weights [tokens]; or a sparse vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """One image, ready for the device."""
+    """One image or video, ready for the device."""
 
     values: NDArray[np.uint8] | NDArray[np.float32]
     """[3, height, width], or [patches, patch values] for models that take images of any shape.
@@ -71,11 +58,14 @@ class Pixels:
     """
     grid: tuple[int, int] | None = None
     """Height and width in patches, for models that take images of any shape."""
+    steps: int = 1
+    step_s: float | None = None
+    """Steps of a video, each with the patches of `grid`, and seconds of a step. None: an image."""
 
     @property
     def patches(self) -> int | None:
-        """Number of patches in the grid; None without a grid."""
-        return None if self.grid is None else self.grid[0] * self.grid[1]
+        """Number of patches in the grid, over all steps; None without a grid."""
+        return None if self.grid is None else self.steps * self.grid[0] * self.grid[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +94,13 @@ class TokenSequence:
     kept: tuple[int, ...] | None = None
     """Indices of the tokens whose vectors multi_vector returns. None: all."""
     spans: tuple[Span, ...] | None = None
-    """The span of each token, for token_labels."""
+    """The span of each token, for token_labels, or because the request wants offsets."""
     images: tuple[Pixels, ...] = ()
     """Images whose vectors replace the image tokens in `ids`, in order."""
+    looked_up: bool = False
+    """True: sparse weights of its tokens are looked up in a table, and the transformer does not read it."""
+    chunks: tuple[int, ...] | None = None
+    """Tokens of each chunk of a document, which sum to those in `ids`; each gets a dense vector. None: no chunks."""
 
     @property
     def tokens(self) -> int:
@@ -143,44 +137,43 @@ class ModelRow(Protocol):
 class ModelInput:
     """One input of preprocess: the source from the caller, and the requested outputs."""
 
-    source: TextInput | PairInput | Image | PluginSource
+    source: TextInput | PairInput | ImagePair | Image | PluginSource
     outputs: Outputs
     prompt: str = ""
-    """Text to put before the source."""
+    """Text to put before a text, or the instruction of a model that reads conversations."""
     role: Role | None = None
     """The role of the source, for models that treat queries and documents differently."""
     may_split: bool = False
     """Cut an input that is too long into several, instead of rejecting it."""
+    chunk_ends: tuple[int, ...] = ()
+    """Characters of the source up to the end of each of its chunks. Empty: it is not in chunks."""
+    with_spans: bool = False
+    """Find the span of each token."""
     sharing_scope: Hashable = None
     """Scope of `share_between_tenants` and the salt: prepared images are shared only within it."""
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """All images of the source, in order."""
-        match self.source:
-            case Image():
-                return (self.source,)
-            case TextInput(source=Chat() as chat):
-                return chat.images
-            case _:
-                return ()
+        """All images and videos of the source, in order."""
+        if isinstance(self.source, Image):
+            return (self.source,)
+        content = self.source.source if isinstance(self.source, TextInput) else self.source
+        return content.images if isinstance(content, Chat | ImagePair) else ()
 
     @property
     def lane(self) -> Lane:
         """The lane of the input: `image` if it has an image."""
-        if isinstance(self.source, PluginSource):
-            return "plugin"
-        return "image" if self.images else "text"
+        return "plugin" if isinstance(self.source, PluginSource) else "image" if self.images else "text"
 
     def with_images(self, images: Sequence[Image]) -> ModelInput:
         """Return the same input with other images, one for each of its own."""
-        match self.source:
-            case Image():
-                return replace(self, source=images[0])
-            case TextInput(source=Chat() as chat):
-                return replace(self, source=replace(self.source, source=chat.with_images(images)))
-            case _:
-                return self
+        if isinstance(self.source, Image):
+            return replace(self, source=images[0])
+        if isinstance(self.source, ImagePair):
+            return replace(self, source=self.source.with_images(images))
+        if isinstance(self.source, TextInput) and isinstance(self.source.source, Chat):
+            return replace(self, source=replace(self.source, source=self.source.source.with_images(images)))
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +187,8 @@ class ModelCard:
     parameters: int
     lanes: tuple[Lane, ...] = ("text",)
     """Kinds of inputs that it reads: texts, inputs with images, or both."""
+    reads_videos: bool = False
+    """True if inputs with images may have videos too."""
     outputs: tuple[Output, ...] = (Output.DENSE,)
     """Outputs of a forward."""
     scoring: Scoring | None = "bi-encoder"
@@ -245,6 +240,11 @@ class ModelCard:
     """True for a plugin: it takes data of its own, and does no task of models."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """A few facts for the log."""
+        return {"width": self.width, "dtype": self.dtype, "device": self.device, "load_s": round(self.load_s, 3)}
 
     @property
     def forward_calls(self) -> int:
@@ -338,8 +338,7 @@ class LoadedModel(Model, Protocol):
     def warm_up(self, lane: Lane) -> None:
         """Run a short forward of a lane on the calling thread, on every device.
 
-        A thread needs resources of its own for forwards: OpenMP threads on a CPU, handles and workspaces on a GPU.
-        Without a warm-up, the first requests would wait for them.
+        Else its first requests would wait for OpenMP threads on a CPU, or for handles and workspaces on a GPU.
         """
 
     def release(self) -> None:

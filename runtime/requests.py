@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
+from staged_pool.runtime.video_frames import join_frames
 from staged_pool.stages.work import Request
 
 MODEL_MAX: Final = -1
@@ -59,11 +60,30 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class Video(Image):
+    """A video as sent by the caller. It goes wherever an image does; a model that reads no videos rejects it.
+
+    `source` is the encoded file, such as an MP4, or its URL, or the result of `join_frames`. `options` are the choice
+    of frames and the limits of their size, such as `num_frames`, `fps` and `max_pixels`.
+    """
+
+    @staticmethod
+    def of_frames(frames: Sequence[bytes], *, fps: float | None = None) -> Video:
+        """Return the video of frames that are chosen already.
+
+        Args:
+            frames: Encoded images, such as JPEGs, in the order of time.
+            fps: Frames a second. None: the usual rate of the model.
+        """
+        return Video(join_frames(frames), {} if fps is None else {"fps": fps})
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation, which the chat template of the model's tokenizer turns into one text.
 
-    The content of a message is a text or, for vision models, a tuple of texts (`str`) and images (`Image`) in reading
-    order.
+    The content of a message is a text or, for vision models, a tuple of texts (`str`), images (`Image`) and videos
+    (`Video`) in reading order.
     """
 
     messages: tuple[Mapping[str, object], ...]
@@ -86,7 +106,7 @@ class Chat:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """All images, in reading order."""
+        """All images and videos, in reading order."""
         return tuple(part for part in self._parts() if isinstance(part, Image))
 
     def with_images(self, images: Sequence[Image]) -> Chat:
@@ -173,6 +193,42 @@ class PairInput:
     """Description of a good match, for models whose template has a place for it."""
 
 
+Parts: TypeAlias = tuple[str | Image, ...]
+"""Texts and images of one content, in reading order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePair:
+    """A query and a document that are read together, with images in at least one."""
+
+    first: Parts
+    second: Parts
+    max_tokens: int | None = None
+    """See `PairInput.max_tokens`."""
+    max_first_tokens: int | None = None
+    """See `PairInput.max_first_tokens`: for texts only."""
+    max_second_tokens: int | None = None
+    """See `PairInput.max_second_tokens`: for texts only."""
+    truncate_side: Side | None = None
+    """Side of the document that is cut off."""
+    instruction: str | None = None
+    """Description of a good match, for models whose template has a place for it."""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """All images, in reading order."""
+        return tuple(part for part in (*self.first, *self.second) if isinstance(part, Image))
+
+    def with_images(self, images: Sequence[Image]) -> ImagePair:
+        """Return the same pair with other images, one for each of its own."""
+        left = iter(images)
+        first, second = (
+            tuple(next(left) if isinstance(part, Image) else part for part in parts)
+            for parts in (self.first, self.second)
+        )
+        return replace(self, first=first, second=second)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(Request):
     """A request for vectors of each input, of one or several kinds from one forward."""
@@ -196,6 +252,15 @@ class EmbedRequest(Request):
 
     prompt: str | None = None
     """Text to put before each text instead of a prompt of the model."""
+
+    late_chunking: bool = False
+    """Read the texts as the chunks of one document, in one forward; each still gets a dense vector of its own.
+
+    The document is the texts one behind the other, with nothing between them.
+    """
+
+    offsets: bool = False
+    """Return the characters of each token that has a vector in multi_vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

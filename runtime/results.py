@@ -29,6 +29,12 @@ class EmbedResult:
     """[tokens, width] each."""
     token_weights: tuple[NDArray[np.float32], ...] | None = None
     """[tokens] each, without the special tokens at both ends."""
+    offsets: tuple[NDArray[np.int32] | None, ...] | None = None
+    """[tokens, 2] each: the first character of each token of `multi_vector`, and the one behind its last.
+
+    Both are equal for a token without text of the input, such as [CLS] or one of a prompt. None for an input that is no
+    text; None instead of the tuple: not requested.
+    """
     usage: Usage
     model: str
     """Served name of the model."""
@@ -97,6 +103,11 @@ class TokenClassifyResult:
     labels: tuple[str, ...]
     usage: Usage
     model: str
+    offsets: tuple[NDArray[np.int32] | None, ...] | None = None
+    """[tokens, 2] each: the first character of each token, and the one behind its last. None for token ids.
+
+    Both are equal for a token without text of the input, such as [CLS].
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
+from staged_pool.stages.meter import HistogramSnapshot, SizesSnapshot, StageStatistics
+
+if TYPE_CHECKING:
+    import anyio
+
+FETCH_OUTCOMES: Final = ("fetched", "failed", "abandoned")
+"""Outcomes of the fetch of an image."""
+
+REJECTION_REASONS: Final = ("requests", "items", "tokens", "bytes", "part", "delay", "deadline")
+"""Limits of admission, and other reasons to reject a request."""
 
 
 class Phase(enum.StrEnum):
@@ -49,9 +59,13 @@ class AdmissionStatistics:
 
     Public name, kept: everything else calls these requests rejected.
 
-    `delay` is the target delay, and `deadline` the time limit of the request. `part` is the share of a limit for one
-    tenant, or for bulk work.
+    See `REJECTION_REASONS`. `delay` is the target delay, and `deadline` the time limit of the request. `part` is the
+    share of a limit for one tenant, or for bulk work.
     """
+    target_delay_s: float
+    """Predicted delay from which on requests are rejected, in seconds."""
+    retry_after: HistogramSnapshot
+    """Seconds after which rejected requests were told to come again."""
     drain_s: float
     """Predicted seconds for everything in flight, in the slowest lane."""
     lag_s: float
@@ -116,6 +130,37 @@ class ReplicaStatistics:
     """Batches that have ended."""
     tokens: int
     """Tokens of the batches that have ended."""
+    busy_s: float
+    """Seconds in which at least one batch was on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Sizes of the batches of one lane since the start."""
+
+    items: SizesSnapshot
+    tokens: SizesSnapshot
+    """Tokens with padding."""
+    fill: SizesSnapshot
+    """Used part of the token budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentBatch:
+    """One of the newest batches."""
+
+    lane: str
+    age_s: float
+    """Seconds since it got its slot."""
+    seconds: float
+    """Seconds until the end of its last forward."""
+    items: int
+    tokens: int
+    """Tokens with padding."""
+    fill: float
+    """Used part of the token budget."""
+    trigger: str
+    """See `BatchTrigger`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +174,14 @@ class DeviceStatistics:
     """Batches by the reason that they were cut for; see `BatchTrigger`."""
     holds: Mapping[str, int]
     """Times that a free slot started nothing, by reason; see `Hold.reason`."""
+    hold_s: Mapping[str, float]
+    """Seconds that a free slot started nothing although items waited, by `Hold.reason`."""
+    running_s: float
+    """Seconds for which the oldest forward has run; 0 if none runs."""
+    sizes: Mapping[str, BatchSizes]
+    """Sizes of the batches, by lane."""
+    recent: tuple[RecentBatch, ...]
+    """The newest batches that have ended, oldest first in each lane."""
     budget_tokens: Mapping[str, int]
     """Most tokens of a batch at present, by lane. `target_batch_s` and lack of memory lower it."""
     items: int
@@ -139,6 +192,22 @@ class DeviceStatistics:
     padding_tokens: int
     wasted_tokens: int
     """Tokens of items whose caller had left when their forward ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterStatistics:
+    """Use of a limit on calls at once, such as on fetches."""
+
+    used: int
+    slots: int
+    waiting: int
+    """Calls that wait for a slot."""
+
+    @staticmethod
+    def of(limiter: anyio.CapacityLimiter) -> LimiterStatistics:
+        """Return the use of a limiter."""
+        now = limiter.statistics()
+        return LimiterStatistics(used=now.borrowed_tokens, slots=int(now.total_tokens), waiting=now.tasks_waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +255,23 @@ class PluginStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The loaded model, for metrics and the live page."""
+
+    dtype: str
+    device: str
+    """Name of the device; several names with commas between them."""
+    width: int
+    """Width of a dense vector; 0 if there is none."""
+    load_s: float
+    """Seconds from the first byte read to the end of the warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
     """One engine at one moment."""
 
+    model: ModelFacts
     phase: Phase
     fault: str | None
     """Reason why the engine takes no requests; None while it does."""
@@ -201,6 +284,8 @@ class EngineStatistics:
     """Requests whose deadline passed or could not be met, by stage."""
     overdue_preprocess_calls: int
     """Preprocess calls that run for longer than the alarm allows."""
+    answered: HistogramSnapshot
+    """Seconds of answered requests, from admission to the answer."""
     stages: tuple[StageStatistics, ...]
     """All stages in order: parse, preprocess, batch, postprocess.
 
@@ -209,6 +294,16 @@ class EngineStatistics:
     priorities: Mapping[str, PriorityStatistics]
     """`interactive` and `bulk`."""
     device: DeviceStatistics
+    limiters: Mapping[str, LimiterStatistics]
+    """Limits on calls at once:
+
+    - `preprocess`: Threads that tokenize. Models of one group share them.
+    - `answers`: Threads that decode large requests and make large answers. Models of one group share them.
+    - `fetch`: Inputs with images by URL.
+    - `load`: Requests in the first hooks of a plugin.
+    """
+    fetches: Mapping[str, HistogramSnapshot]
+    """Seconds of fetches and the wait for them, by outcome; see `FETCH_OUTCOMES`."""
     image_cache: ImageCacheStatistics | None = None
     """None: images are not cached, or the model reads none."""
     result_cache: ResultCacheStatistics | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +108,10 @@ class BatchStage(Stage, Generic[P, R]):
         """Batches by the reason that they were cut for."""
         self.holds: Counter[str] = Counter()
         """Times that a free slot started nothing, by `Hold.reason`."""
+        self._hold_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds that a free slot started nothing although items waited, by `Hold.reason`."""
+        self._held: tuple[str, float] | None = None
+        """The present hold: its reason, and the time at which it began."""
 
     @property
     def waiting(self) -> int:
@@ -172,7 +176,7 @@ class BatchStage(Stage, Generic[P, R]):
                 self._sweep()
                 self._work_waits.notify()
                 if cached_items:
-                    await self._sender.send(cached_items)
+                    await self._hand_on(self._sender, cached_items)
                 held.handed_on()
             del items, cached_items  # the next ones may be long in coming
         self._ended = True
@@ -215,14 +219,14 @@ class BatchStage(Stage, Generic[P, R]):
         with self._slots.hold(batch.tokens, batch.items) as execution, self._custody(batch) as held:
             results = await self._run(batch, execution)
             if done := self.results.settle(batch, results, execution, held):
-                await self._sender.send(done)
+                await self._hand_on(self._sender, done)
             held.handed_on()
         return True
 
     async def _next_batch(self) -> Batch[Item[P]] | None:
         """Wait for the next batch. None: the queue is empty and nothing will come any more."""
         counted = {"busy"}  # no slot is free then, so it is no hold
-        while not isinstance(decision := self._cut(), Batch):
+        while not isinstance(decision := self._decide(), Batch):
             if self._ended and not self._queue:
                 return None
             if decision.reason not in counted:
@@ -242,6 +246,28 @@ class BatchStage(Stage, Generic[P, R]):
             await self._work_waits.wait()
         if scope.cancelled_caught:
             self._delay.over()
+
+    def _decide(self) -> Batch[Item[P]] | Hold:
+        """Cut the next batch or hold, and count the seconds of such holds."""
+        now = 0.0 if self._held is None else self._clock()  # not after the cut, whose items are in nobody's custody
+        decision = self._cut()
+        reason = decision.reason if isinstance(decision, Hold) and decision.seconds < inf else None
+        if self._held is not None and self._held[0] != reason:
+            self._hold_s[self._held[0]] += now - self._held[1]
+            self._held = None
+        if self._held is None and reason is not None:
+            self._held = (reason, self._clock())
+        return decision
+
+    def hold_seconds(self) -> dict[str, float]:
+        """Return the seconds that a free slot started nothing although items waited, by `Hold.reason`."""
+        now = {} if self._held is None else {self._held[0]: self._clock() - self._held[1]}
+        return {reason: self._hold_s[reason] + now.get(reason, 0.0) for reason in ("cores", "coming")}
+
+    def running_s(self) -> float:
+        """Return the seconds for which the oldest forward has run; 0 if none runs."""
+        now = self._clock()
+        return max((now - at for each in self._slots.held if (at := each.forward_at) is not None), default=0.0)
 
     def _cut(self) -> Batch[Item[P]] | Hold:
         """Cut the next batch, or decide to hold."""
@@ -283,6 +309,7 @@ class BatchStage(Stage, Generic[P, R]):
             device_s = self._slots.end(execution, execution.ended_at or self._clock())
             if self._queue:  # the slot is free again
                 self._work_waits.notify()
+        self.results.count_batch(batch, execution, self._former.max_batch_tokens)
         seconds = execution.ended_at - execution.began_at
         self.meter.service.observe(seconds)
         if execution.forwards == 1:  # the time of several forwards says nothing about one

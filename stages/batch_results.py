@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from staged_pool.stages.device_slots import Execution
 from staged_pool.stages.errors import StagedPoolError
-from staged_pool.stages.meter import Histogram, StageMeter
+from staged_pool.stages.meter import RATIO_BOUNDS, Histogram, Sizes, StageMeter
 from staged_pool.stages.scheduling.coalescing import Coalescer, RowReuse
-from staged_pool.stages.scheduling.entries import Batch, Priority
+from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.supervise import Custody
 from staged_pool.stages.ticket import Item
 from staged_pool.stages.ticket_check import cause
+from staged_pool.stages.trace import Trace, TracedBatch
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+RECENT_BATCHES: Final = 32
+"""Batches of each lane that are kept for the live page: it shows about twenty."""
+
+
+class BatchRecord(NamedTuple):
+    """One batch that has ended."""
+
+    began_at: float
+    """Time at which it got its slot, in seconds on the clock of the stages."""
+    seconds: float
+    """Seconds until the end of its last forward."""
+    items: int
+    tokens: int
+    """Tokens with padding."""
+    fill: float
+    """Used part of the token budget."""
+    trigger: BatchTrigger
 
 
 class BatchCounts:
@@ -34,6 +54,31 @@ class BatchCounts:
         """Items that got the row of another item in flight."""
         self.cached_items = 0
         """Items that got a row of an earlier request."""
+        self.batch_items = Sizes()
+        """Items of each batch."""
+        self.batch_tokens = Sizes()
+        """Tokens of each batch, with padding."""
+        self.batch_fill = Sizes(RATIO_BOUNDS)
+        """Used part of the token budget, for each batch. One item may be larger than the budget."""
+        self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
+        """The newest batches that have ended, oldest first."""
+
+    def count_batch(self, batch: Batch[Any], execution: Execution, budget_tokens: int) -> None:
+        """Count a batch that has ended.
+
+        Args:
+            batch: The batch.
+            execution: Its time on the device.
+            budget_tokens: Token budget by which it was cut.
+        """
+        fill = batch.tokens / budget_tokens
+        self.batch_items.observe(len(batch.items))
+        self.batch_tokens.observe(batch.tokens)
+        self.batch_fill.observe(fill)
+        seconds = execution.ended_at - execution.began_at
+        self.recent.append(
+            BatchRecord(execution.began_at, seconds, len(batch.items), batch.tokens, fill, batch.trigger)
+        )
 
 
 class BatchResults(BatchCounts, Generic[P, R]):
@@ -92,6 +137,7 @@ class BatchResults(BatchCounts, Generic[P, R]):
         self.tokens += tokens
         self.padding_tokens += batch.tokens - tokens
         done: list[Item[R]] = []
+        traces: dict[Trace, None] = {}
         for item, result in zip(batch.items, results, strict=True):
             self._observe_wait(item, execution.began_at)
             item.ticket.load.computed(self._lane, item.tokens)
@@ -99,6 +145,9 @@ class BatchResults(BatchCounts, Generic[P, R]):
             if all(member.ticket.settled for member in group):
                 self.wasted_tokens += item.tokens
             held.take(member.ticket for member in group)
+            for member in group:
+                if (trace := member.ticket.timeline.trace) is not None:
+                    traces[trace] = None
             if isinstance(result, StagedPoolError):
                 self._fail(group, result)
                 continue
@@ -111,6 +160,8 @@ class BatchResults(BatchCounts, Generic[P, R]):
             self.coalesced += max(0, len(wanted) - 1)
             done += wanted
         self._meter.done += len(done)
+        if traces:
+            self._tell(batch, execution, [*traces])
         return done
 
     def _fail(self, group: Sequence[Item[P]], error: StagedPoolError) -> None:
@@ -124,8 +175,26 @@ class BatchResults(BatchCounts, Generic[P, R]):
         begun = min(now, max(began_at, item.sent_at))  # a follower may have come while its leader ran
         timeline.queue_s = max(timeline.queue_s, begun - item.sent_at)
         timeline.device_s = max(timeline.device_s, now - begun)
-        ticket.move(1, self._meter.name, self._to)
+        if (trace := timeline.trace) is not None:
+            trace.passed("queue", item.sent_at, begun)
+            if began_at != inf:
+                trace.passed("device", begun, now)
+        ticket.move(1, self._meter.name, self._to, now=now)
         return item.carrying(row, sent_at=now)
+
+    def _tell(self, batch: Batch[Item[P]], execution: Execution, traces: Sequence[Trace]) -> None:
+        """Tell each tracer once of a batch with requests that it follows."""
+        told = TracedBatch(
+            str(self._lane),
+            execution.began_at,
+            execution.ended_at,
+            len(batch.items),
+            batch.tokens,
+            str(batch.trigger),
+            traces,
+        )
+        for on_batch in dict.fromkeys(trace.on_batch for trace in traces):
+            on_batch(told)
 
     def _observe_wait(self, item: Item[P], until: float) -> None:
         self._meter.wait.observe(until - item.sent_at)

@@ -88,6 +88,11 @@ class Contents(Generic[T]):
     def waiting(self) -> int:
         return self.messages + len(self.senders)
 
+    @property
+    def fullness(self) -> float:
+        """Used part of the capacity, at most 1."""
+        return min(1.0, self._used / self._capacity)
+
     def take(self, size: int) -> bool:
         """Reserve room if there is enough and nobody waits for it."""
         if not self.has_room(size):
@@ -302,3 +307,8 @@ class Channel(Generic[T]):
     def waiting(self) -> int:
         """See `Receiver.waiting`."""
         return self._contents.waiting
+
+    @property
+    def fullness(self) -> float:
+        """Used part of the capacity, 0 to 1. Room that a woken sender has reserved counts as used."""
+        return self._contents.fullness

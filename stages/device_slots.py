@@ -132,7 +132,7 @@ class DeviceSlots:
             return 0.0
         device_s = self._share.end(now, execution.mark)
         execution.mark = None
-        self._meter.busy -= 1
+        self._meter.ended(now)
         self._busy.set_level(self._meter.busy, now)
         self.tokens -= execution.tokens
         while self._ahead and self.free > 0:
@@ -142,6 +142,6 @@ class DeviceSlots:
     def _begin(self, execution: Execution, now: float) -> None:
         execution.began_at = now
         execution.mark = self._share.begin(now)
-        self._meter.busy += 1
+        self._meter.began(now)
         self._busy.set_level(self._meter.busy, now)
         self.tokens += execution.tokens

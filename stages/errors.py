@@ -11,8 +11,8 @@ ECHO_LIMIT = 40
 """Most characters of a caller's value that a message repeats."""
 
 REQUEST_SETTINGS: Final = frozenset({
-    "aggregation", "dimensions", "instruction", "max_document_tokens", "max_query_tokens", "max_tokens", "outputs",
-    "prompt", "prompt_name", "top_n",
+    "aggregation", "dimensions", "instruction", "late_chunking", "max_document_tokens", "max_query_tokens",
+    "max_tokens", "offsets", "outputs", "prompt", "prompt_name", "top_n",
 })  # fmt: skip
 """Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 

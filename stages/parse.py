@@ -115,7 +115,7 @@ class ParseStage(Stage, Generic[S]):
         now = self._clock()
         if not should_process(ticket, meter, now=now):
             return
-        ticket.moved_to("parse")
+        ticket.moved_to("parse", now=now)
         meter.wait.observe(now - arrival.sent_at)
         try:
             request = await self._decode(ticket.take_decode(), arrival.body_bytes)
@@ -137,9 +137,11 @@ class ParseStage(Stage, Generic[S]):
         meter.service.observe(done - now)
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
-        self._feed(ticket, plan.inputs)
+        if (trace := ticket.timeline.trace) is not None:
+            trace.passed("parse", arrival.sent_at, done)
+        self._feed(ticket, plan.inputs, done)
 
-    def _feed(self, ticket: Ticket, inputs: Sequence[S]) -> None:
+    def _feed(self, ticket: Ticket, inputs: Sequence[S], now: float) -> None:
         """Feed inputs to their lanes; a feeder takes those that must wait."""
         lanes: dict[Hashable, list[tuple[int, S]]] = {}
         elsewhere: list[tuple[int, S]] = []
@@ -148,12 +150,12 @@ class ParseStage(Stage, Generic[S]):
                 lanes.setdefault(self._lane_of(given), []).append((index, given))
             else:
                 elsewhere.append((index, given))
-        ticket.moved_to("parse", 0)
+        ticket.moved_to("parse", 0, now=now)
         if elsewhere:
-            ticket.move(len(elsewhere), None, "fetch")
+            ticket.move(len(elsewhere), None, "fetch", now=now)
         left: dict[Hashable, Sequence[tuple[int, S]]] = {}
         for lane, at_hand in lanes.items():
-            ticket.move(len(at_hand), None, self._feeds[lane].stage)
+            ticket.move(len(at_hand), None, self._feeds[lane].stage, now=now)
             if rest := self._feeds[lane].feed_nowait(ticket, at_hand):
                 left[lane] = rest
         if left or elsewhere:
@@ -185,8 +187,11 @@ class ParseStage(Stage, Generic[S]):
             async with self._completer.completing(Item(ticket, index, given, asked_at)) as whole:
                 if whole is None:
                     return
-                ticket.timeline.fetch_s = max(ticket.timeline.fetch_s, self._clock() - asked_at)
-                ticket.move(1, "fetch", feed.stage)
+                now = self._clock()
+                ticket.timeline.fetch_s = max(ticket.timeline.fetch_s, now - asked_at)
+                if (trace := ticket.timeline.trace) is not None:
+                    trace.passed("fetch", asked_at, now)
+                ticket.move(1, "fetch", feed.stage, now=now)
                 await feed.feed(ticket, ((index, whole),))
 
     async def _decode(self, decode: Decode, body_bytes: int) -> Request:

@@ -150,6 +150,8 @@ class PostprocessStage(Stage, Generic[R]):
         ended = self._clock()
         self.meter.service.observe(ended - started)
         ticket.timeline.postprocess_s = ended - sent_at
+        if (trace := ticket.timeline.trace) is not None:
+            trace.passed("postprocess", sent_at, ended)
         self.meter.done += ticket.timeline.items
         ticket.resolve(value)
 

@@ -88,13 +88,14 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def _work(self) -> None:
         async for first in self._receiver:
-            with self.meter.working(), custody(self.meter.name, (item.ticket for item in first)) as held:
-                items = list(first)
-                while len(items) < self._chunk_items and (more := self._receiver.receive_waiting()) is not None:
-                    held.take(item.ticket for item in more)
-                    items += more
-                ready = await self._prepare(items)
-                await self._sender.send(ready)
+            with custody(self.meter.name, (item.ticket for item in first)) as held:
+                with self.meter.working():
+                    items = list(first)
+                    while len(items) < self._chunk_items and (more := self._receiver.receive_waiting()) is not None:
+                        held.take(item.ticket for item in more)
+                        items += more
+                    ready = await self._prepare(items)
+                await self._hand_on(self._sender, ready)
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
@@ -115,11 +116,13 @@ class PreprocessStage(Stage, Generic[S, P]):
                 ticket = item.ticket
                 timeline = ticket.timeline
                 timeline.preprocess_s = max(timeline.preprocess_s, ended - item.sent_at)
+                if timeline.trace is not None:
+                    timeline.trace.passed("preprocess", item.sent_at, ended)
                 parts = result if isinstance(result, tuple) else (result,)
                 if len(parts) > 1:
                     ticket.split(item.index, len(parts))
-                ticket.move(1, self.meter.name, self._sender.name)
-                ticket.move(len(parts) - 1, None, self._sender.name)
+                ticket.move(1, self.meter.name, self._sender.name, now=ended)
+                ticket.move(len(parts) - 1, None, self._sender.name, now=ended)
                 ticket.load.tokenized(self._lane, sum(part.tokens for part in parts))
                 scope = ticket.sharing_scope
                 ready += [

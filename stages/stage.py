@@ -6,15 +6,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from staged_pool.stages.channel import Channel
+from staged_pool.stages.channel import Channel, Sender
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.supervise import RestartPolicy, Supervisor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Stage(ABC):
     """
 
     def __init__(self, name: str, *, workers: int, options: StageOptions) -> None:
-        self.meter = StageMeter(name, workers)
+        self.meter = StageMeter(name, workers, options.clock)
         self._supervisor = Supervisor(self.meter, options.restarts)
         self._clock = options.clock
         self.gave_up: Callable[[Exception], object] = lambda _: None
@@ -84,6 +86,18 @@ class Stage(ABC):
                 group.start_soon(self._supervise, worker)
             await anyio.lowlevel.checkpoint()  # let the workers begin: asyncio warns of tasks that never did
             task_status.started()
+
+    async def _hand_on(self, sender: Sender[T], message: T) -> None:
+        """Send a message to the next stage. The worker counts as blocked while there is no room for it.
+
+        Raises:
+            anyio.BrokenResourceError: The next stage is gone.
+        """
+        if sender.has_room(message):
+            await sender.send(message)
+        else:
+            with self.meter.blocked():
+                await sender.send(message)
 
     async def _supervise(self, worker: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -79,6 +79,7 @@ class Ticket:
         "load",
         "numbers",
         "priority",
+        "progressed_at",
         "scope_ends_at",
         "settled",
         "sharing_scope",
@@ -111,6 +112,8 @@ class Ticket:
         self.sharing_scope: Hashable = None
         """Scope of `share_between_tenants` and the salt: rows are shared only within it. Set in parse."""
         self.settled = False
+        self.progressed_at = -math.inf
+        """Time at which a part of the request last reached a stage, in seconds. Infinite: none has."""
         self.numbers = 0
         """Numbers that the delivered rows hold."""
         self._decode: Decode | None = decode
@@ -188,21 +191,23 @@ class Ticket:
         """The earliest stage that holds a part of the request, for messages and metrics."""
         return next((stage for stage, count in self._at.items() if count > 0), "postprocess")
 
-    def move(self, count: int, stage: str | None, to: str) -> None:
+    def move(self, count: int, stage: str | None, to: str, *, now: float) -> None:
         """Count inputs or items that have moved to a stage.
 
         Args:
             count: Number of inputs or items.
             stage: Stage that they have left. None: they are new.
             to: Stage that they have reached.
+            now: Time on the clock of the stages, in seconds.
         """
-        at = self._at
+        self.progressed_at, at = now, self._at
         if stage is not None:
             at[stage] = at.get(stage, 0) - count
         at[to] = at.get(to, 0) + count
 
-    def moved_to(self, stage: str, count: int = 1) -> None:
-        """Count the whole request in one stage."""
+    def moved_to(self, stage: str, count: int = 1, *, now: float) -> None:
+        """Count the whole request in one stage. `now` is the time on the clock of the stages, in seconds."""
+        self.progressed_at = now
         self._at = {stage: count}
 
     @contextmanager

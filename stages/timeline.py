@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from staged_pool.stages.trace import Trace
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -28,5 +30,9 @@ class Timeline:
     """Seconds in each hook of a plugin, without the wait for its limiter. Empty: no plugin was used."""
     items: int = 0
     """Number of items."""
+    images: int = 0
+    """Number of images in them."""
     tokens: int = 0
     """Tokens of all items after truncation, special tokens included."""
+    trace: Trace | None = None
+    """Trace of the request. None: it is not traced."""

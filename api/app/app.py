@@ -11,41 +11,35 @@ from typing import Final
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.app.batch_service import Batches
-from staged_pool.api.app.call import NDJSON, PATH_TAKEN, Answer, Call, Handler, Lines
+from staged_pool.api.app.call import Answer, Call, Handler, Lines
 from staged_pool.api.app.dialects import error_format_of
 from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import EngineRegistry
+from staged_pool.api.app.finished_requests import FinishedRequests, milliseconds
 from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.front_door import FrontDoor
-from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.app.load_report import LOAD_HEADER, LOAD_HEADER_FORMAT
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.operation_routes import alive
 from staged_pool.api.app.pages import HTML, PAGES
 from staged_pool.api.app.plugin_routes import Forwarding, PluginRoutes
-from staged_pool.api.app.routes import PROBE_PATHS, Routes
-from staged_pool.api.app.sampling import Sample
+from staged_pool.api.app.routes import Routes
 from staged_pool.api.app.sending_files import send_file
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.cors import CORS_METHODS, is_preflight
-from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.keys import Keys
+from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
+from staged_pool.api.tracing.tracer import Tracer
 from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.timeline import Timeline
-
-REJECTIONS_LOGGED_EVERY_S: Final = 1.0
-"""Seconds between two logged rejections of one status: 429 for overload, 401 for a missing key.
-
-Rejections must be cheap. Each line says how many rejections before it were not logged.
-"""
 
 log = get_logger("staged_pool.api")
 
@@ -63,6 +57,7 @@ class Application:
         batches: Files and batches. None: the server has no routes for them.
         fleet: Reports on all processes. None: there is only this one.
         admin: Loads and unloads models. None: the server has no routes for that.
+        tracer: Traces requests. None: traces are off.
     """
 
     def __init__(
@@ -75,12 +70,12 @@ class Application:
         batches: Batches | None = None,
         fleet: Fleet | None = None,
         admin: ModelAdmin | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
         self._server_state = server_state = server_state or ServerState()
         self._metrics = ServerMetrics(registry, server_state, registry.totals)
-        self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         self._plugins = PluginRoutes(registry)
         resources = Routes(
             registry,
@@ -93,6 +88,7 @@ class Application:
             admin=admin,
         ).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
+        self._finished = FinishedRequests(self._metrics.http, self._config, self._resources.keys(), tracer)
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
         )
@@ -116,7 +112,7 @@ class Application:
 
     def http_statistics(self) -> HttpStatistics:
         """Return a snapshot of connections and requests."""
-        return self._metrics.http()
+        return self._metrics.http.snapshot()
 
     @property
     def closes_connections(self) -> bool:
@@ -126,10 +122,11 @@ class Application:
     def answer_now(self, decision: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count the answer for a decision of the front door; return it with its headers."""
         call = _call(scope, _no_body)
+        self._finished.begins(call)
         call.body_bytes = body_bytes
         answer = decision if isinstance(decision, Answer) else _rejection(decision, scope)
         headers = self._headers(call, answer, 0.0)
-        self._finish(call, answer, 0.0)
+        self._finished.ends(call, answer, 0.0)
         return answer, headers
 
     def answering_with(self, decision: Problem | Answer) -> App:
@@ -146,12 +143,14 @@ class Application:
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with the result of `handler`, then log and count it."""
         started = time.perf_counter()
+        send = self._metrics.http.timed(send)
         call = _call(scope, receive)
+        self._finished.begins(call)
         outcome = Answer(status=499, word="abandoned")  # until the answer is sent
         with AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True) as memory:
             call.answer = memory
             try:
-                call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
+                call.lines = Lines(send, partial(self._further_headers, scope, call.request_id))
                 answer = await _answer(handler, call)
                 if answer.sent_bytes is not None:
                     outcome = answer
@@ -173,10 +172,9 @@ class Application:
                 await send({"type": "http.response.body", "body": last})
                 outcome = answer
             finally:
-                self._finish(call, outcome, time.perf_counter() - started)
-
-    def _line_headers(self, scope: Scope, request_id: str) -> Headers:
-        return [(b"content-type", NDJSON), *self._further_headers(scope, request_id)]
+                if call.lines is not None and call.lines.is_endless and call.lines.begun:
+                    outcome = Answer()  # its client decides when it ends
+                self._finished.ends(call, outcome, time.perf_counter() - started)
 
     def _further_headers(self, scope: Scope, request_id: str) -> Headers:
         headers = [(b"x-request-id", request_id.encode()), *self._closing(scope)]
@@ -190,7 +188,7 @@ class Application:
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
         if call.timeline is not None and call.timeline.items:  # otherwise no stage has worked on it
-            call.times_ms = _milliseconds(call.timeline)
+            call.times_ms = milliseconds(call.timeline)
             times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
             headers.append((b"server-timing", times.encode()))
             if call.error_format is tei_error:
@@ -202,43 +200,6 @@ class Application:
         wanted = asked.get(LOAD_HEADER_FORMAT, b"JSON" if self._config.load_header else None)
         value = None if wanted is None else self._registry.load().header(wanted)
         return [] if value is None else [(LOAD_HEADER, value)]
-
-    def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
-        path = call.scope["path"]
-        route = call.route or (path if path in self._resources else "other")
-        path_taken = call.scope.get(PATH_TAKEN, "general")
-        self._metrics.observe(route, outcome.status, path_taken, seconds)
-        left_out = 0
-        sample = self._samples.get(outcome.status)
-        if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):
-            return
-        fields: dict[str, object] = {
-            "method": call.scope["method"],
-            "path": path if path in self._resources else shortened(path),
-            "status": outcome.status,
-            "path_taken": path_taken,
-        }
-        if outcome.word is not None:
-            fields["error"] = outcome.word
-        if call.body_bytes is not None:
-            fields["body_bytes"] = call.body_bytes
-        lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
-        fields["answer_bytes"] = lines_bytes or outcome.size
-        if call.model is not None:
-            fields["model"] = call.model
-        if TENANT in call.scope:
-            fields["tenant"] = call.scope[TENANT]
-        if self._config.log_clients and call.scope.get("client"):
-            fields["client"] = call.scope["client"][0]
-        if call.timeline is not None:
-            fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
-            fields |= {f"{name}_ms": ms for name, ms in call.times_ms or _milliseconds(call.timeline)}
-        if left_out:
-            fields["rejections_left_out"] = left_out
-        fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
-        if (trace_id := call.trace_id) is not None:
-            fields["trace_id"] = trace_id
-        (log.debug if path in PROBE_PATHS else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.respond(self._no_such_route, scope, receive, send)
@@ -320,17 +281,3 @@ async def _answer(handler: Handler, call: Call) -> Answer:
         if problem.kind is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
         return Answer.of(problem, call.error_format)
-
-
-def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
-    times = [
-        ("parse", timeline.parse_s),
-        ("preprocess", timeline.preprocess_s),
-        ("queue", timeline.queue_s),
-        ("device", timeline.device_s),
-        ("postprocess", timeline.postprocess_s),
-    ]
-    times += [(f"hook_{name}", seconds) for name, seconds in timeline.hooks.items()]
-    if timeline.fetch_s:
-        times.insert(0, ("fetch", timeline.fetch_s))
-    return [(name, round(seconds * 1e3, 3)) for name, seconds in times]

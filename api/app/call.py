@@ -16,6 +16,8 @@ from staged_pool.api.asgi import Headers, Message, Receive, Scope, Send
 from staged_pool.api.config import MAX_TIMEOUT_S
 from staged_pool.api.keys import OWNER, TENANT
 from staged_pool.api.status import HttpError, Problem
+from staged_pool.api.tracing.trace_context import trace_parent, written
+from staged_pool.api.tracing.tracer import RequestTrace
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
@@ -41,9 +43,10 @@ _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.
 _PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
 _BACKGROUND: Final = re.compile(rb"(?:^|,)[ \t]*u=7[ \t]*(?:$|[,;])")
 NDJSON: Final = b"application/x-ndjson"
+LIVE: Final = "/stages/live"
+"""Path of the live feed."""
 PLUGINS: Final = "/plugins/"
 """Prefix of the routes of plugins."""
-_TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -99,6 +102,11 @@ class Lines:
     def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
         self._send = send
         self._headers = headers
+        self.content_type = NDJSON
+        self.further: Headers = []
+        """Headers of this answer alone."""
+        self.is_endless = False
+        """True: the answer goes on until its client leaves, and that is no failure."""
         self.begun = False
         self.sent_bytes = 0
 
@@ -106,7 +114,8 @@ class Lines:
         """Send complete lines. It waits for a client that reads slowly."""
         if not self.begun:
             self.begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            headers = [(b"content-type", self.content_type), *self.further, *self._headers()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.sent_bytes += len(lines)
         await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
@@ -128,11 +137,13 @@ class Call:
         "headers",
         "lines",
         "model",
+        "operation",
         "request_id",
         "route",
         "scope",
         "timeline",
         "times_ms",
+        "trace",
         "words",
     )
 
@@ -159,12 +170,26 @@ class Call:
         """Milliseconds in each stage, once the answer's headers have them."""
         self.model: str | None = None
         """Name of the model, once it is known."""
+        self.operation: str | None = None
+        """Name of the task's operation in traces, once it is known."""
+        self.trace: RequestTrace | None = None
+        """None: the request is not traced."""
 
     @property
     def trace_id(self) -> str | None:
-        """Trace id of the request; None without a valid `traceparent` (W3C Trace Context, section 3.2)."""
-        given = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
-        return given["trace"].decode() if given and given["trace"].strip(b"0") else None
+        """Trace id of the request: that of its `traceparent`, or of its own span; None without both."""
+        if self.trace is not None:
+            return written(self.trace.trace_id)
+        given = trace_parent(self.headers.get(b"traceparent", b""))
+        return None if given is None else written(given.trace_id)
+
+    def enters(self, model: str, operation: str | None = None) -> Timeline:
+        """Note the model and the operation of the request; return its timeline, which its trace follows."""
+        self.model, self.operation = model, operation
+        self.timeline = Timeline(trace=self.trace)
+        if self.trace is not None:
+            self.trace.model = model
+        return self.timeline
 
     @property
     def own_request_id(self) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, TypeVar
 
 from staged_pool.api.app.engine_metrics import engine_families
 from staged_pool.api.app.engine_totals import EngineTotals
@@ -11,6 +12,7 @@ from staged_pool.api.app.load_report import ServerLoad
 from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.load_progress import LoadStatus, load_progress, reporting_loads
 from staged_pool.runtime.pipelines.pipeline import Pipeline
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics
@@ -20,7 +22,11 @@ RETRY_AFTER_S = 5.0
 """Seconds until a retry of a request that arrives while the server starts or drains."""
 
 
+_LOADING: Final = "loading the model"
 _NONE: Final = "one model makes room for another"
+
+
+E = TypeVar("E")
 
 
 class EngineRegistry:
@@ -40,7 +46,8 @@ class EngineRegistry:
         """Pipelines on these engines, by name; empty until they are loaded."""
         self.totals = EngineTotals(engine_families)
         """Counters of engines that others have replaced."""
-        self._closed_for = "loading the model"
+        self._closed_for = _LOADING
+        self._progress = load_progress()
         self._closes_soon_for = ""
         self.leaving = False
         """True once the server drains: clients should open new connections elsewhere."""
@@ -53,6 +60,18 @@ class EngineRegistry:
         self._set({engine.card.name: engine for engine in engines})
         if not self.leaving:
             self._closed_for = ""
+
+    @asynccontextmanager
+    async def loading(self, opening: AbstractAsyncContextManager[E]) -> AsyncIterator[E]:
+        """Open engines for a block, and see how far their loads are."""
+        with reporting_loads(self._progress):
+            async with opening as engines:
+                yield engines
+
+    @property
+    def load_status(self) -> LoadStatus | None:
+        """The state of the first load; None if it is not known, or afterwards."""
+        return self._progress.status if self._closed_for == _LOADING else None
 
     def announce_close(self, reason: str) -> None:
         """Let `unready` give this reason from now on; requests are accepted until `close`."""
@@ -94,12 +113,22 @@ class EngineRegistry:
     def obstruction(self, name: str | None = None) -> str:
         """Return the reason as in `not_ready`, for one model, or for all models with None."""
         if self._closed_for or not self._engines:
-            return self._closed_for or _NONE
+            return self._closure
         return self._first(name, lambda engine: engine.fault)
+
+    @property
+    def _closure(self) -> str:
+        """Reason for taking no requests for any model."""
+        status = self.load_status
+        return self._closed_for or _NONE if status is None else f"{_LOADING}: {status.sentence}"
 
     def _choose(self, engine: Engine) -> Engine:
         """Return the engine that takes the next request of a model: this one, unless others serve it, too."""
         return engine
+
+    def _comes_back(self, engine: Engine) -> bool:
+        """Tell if an engine with a fault is being started anew: requests then wait for it, though not for long."""
+        return engine.is_away
 
     def unready(self, name: str | None = None) -> str:
         """Return the reason why a gateway should send requests elsewhere; empty if it should not.
@@ -126,15 +155,13 @@ class EngineRegistry:
             EngineStopped: Requests are not accepted; the message has the reason.
             UnknownModel: No model has this name.
         """
-        if self._closed_for:
-            raise EngineStopped(f"The server accepts no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
-        if not self._engines:
-            raise EngineStopped(f"The server accepts no requests: {_NONE}", retry_after_s=RETRY_AFTER_S)
+        if self._closed_for or not self._engines:
+            raise EngineStopped(f"The server accepts no requests: {self._closure}", retry_after_s=RETRY_AFTER_S)
         engine = self._engines.get(name) if name else next(iter(self._engines.values()))
         if engine is None:
             raise self.unknown(name or "")
         engine = self._choose(engine)
-        if (fault := engine.fault) and not engine.is_away:  # an engine that is away makes requests wait, and tells why
+        if (fault := engine.fault) and not self._comes_back(engine):
             raise EngineStopped(f"The server accepts no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine
 

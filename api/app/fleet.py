@@ -36,7 +36,7 @@ class Fleet(Protocol):
     gate: Gate
     """Gate of this front, which the server opens once requests can be answered."""
 
-    async def report(self, name: Literal["metrics", "stages"]) -> bytes:
+    async def report(self, name: Literal["metrics", "openmetrics", "stages"]) -> bytes:
         """Return the body of `/metrics` or `/stages`.
 
         Raises:

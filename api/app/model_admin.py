@@ -223,7 +223,7 @@ class ModelAdmin:
         self._registry.put(engine)
         for each in old:
             each.to("draining")
-        log.info("model.ready", model=record.name, load_s=round(engine.card.load_s, 3))
+        log.info("model.ready", model=record.name, **engine.card.summary)
         self._tasks.start_soon(self._watch, engine)
         async with anyio.create_task_group() as leaving:
             for each in (*old, *victims):

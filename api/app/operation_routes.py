@@ -15,7 +15,7 @@ from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
-from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.metrics import OPENMETRICS_TYPE, ServerMetrics, wants_openmetrics
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.openapi.admin import ADMIN_OPERATIONS
@@ -99,7 +99,10 @@ class OperationRoutes:
     async def _ready(self, call: Call) -> Answer:
         if reason := self._registry.unready(call.named_model):
             retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
-            return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
+            answer: dict[str, object] = {"ready": False, "reason": reason}
+            if status := self._registry.load_status:
+                answer["loading"] = {"model": status.model, "phase": status.phase, "percent": status.percent}
+            return Answer(msgspec.json.encode(answer), 503, headers=retry)
         return Answer(
             msgspec.json.encode(
                 {"ready": True, "models": [engine.card for engine in self._registry.listed(call.named_model)]}
@@ -110,8 +113,12 @@ class OperationRoutes:
         return Answer(msgspec.json.encode(self._registry.load().report()))
 
     async def _metrics_text(self, call: Call) -> Answer:
-        text = self._metrics.text() if self._fleet is None else await self._fleet.report("metrics")
-        return Answer(text, content_type=METRICS_TYPE)
+        openmetrics = wants_openmetrics(call.headers.get(b"accept", b""))
+        if self._fleet is None:
+            text = self._metrics.text(openmetrics=openmetrics)
+        else:
+            text = await self._fleet.report("openmetrics" if openmetrics else "metrics")
+        return Answer(text, content_type=OPENMETRICS_TYPE if openmetrics else METRICS_TYPE)
 
     async def _stages(self, call: Call) -> Answer:
         self._loaded(call)
@@ -119,7 +126,11 @@ class OperationRoutes:
             return Answer(await self._fleet.report("stages"))
         return Answer(
             msgspec.json.encode(
-                {"models": self._registry.statistics(), "pipelines": self._registry.pipeline_statistics()}
+                {
+                    "models": self._registry.statistics(),
+                    "pipelines": self._registry.pipeline_statistics(),
+                    "http": self._metrics.http.snapshot(),
+                }
             )
         )
 

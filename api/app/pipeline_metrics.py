@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
-from typing import Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from staged_pool.api.app.families import buckets_of
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
-from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot
 
 _PIPELINE = ("pipeline",)
 _STAGE = ("pipeline", "stage")
-_BOUNDS: Final = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class PipelineCollector(Collector):
@@ -72,8 +69,3 @@ def _stage_families(pipelines: Mapping[str, PipelineStatistics]) -> Iterator[Met
             wait.add_metric(labels, buckets_of(stage.wait), stage.wait.sum_s)
             service.add_metric(labels, buckets_of(stage.service), stage.service.sum_s)
     yield from (in_flight, waiting, ended, wait, service)
-
-
-def buckets_of(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
-    """Return the cumulative counts of a histogram, by upper bound."""
-    return list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))

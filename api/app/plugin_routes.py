@@ -17,7 +17,6 @@ from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.timeline import Timeline
 
 _NO_PLUGIN: Final = (
     "data: no plugin is served. Start the server with --plugin NAME, or send the fields of another task: `input` or "
@@ -72,8 +71,7 @@ class PluginRoutes:
     async def answer(self, call: Call, choice: PluginChoice, body: Body) -> Answer:
         """Take the data of a body through the hooks of its plugin."""
         engine = self.engine_for(choice, call.named_model)
-        call.model = engine.card.name
-        call.timeline = Timeline()
+        call.enters(engine.card.name)
         request_id = f"pooling-{call.own_request_id or choice.request_id or call.request_id}"
         content = await engine.submit_data(
             partial(plugin.read_data, body),

@@ -10,10 +10,11 @@ from staged_pool.api.app.admin_routes import AdminRoutes
 from staged_pool.api.app.batch_routes import BatchRoutes
 from staged_pool.api.app.batch_service import Batches
 from staged_pool.api.app.body_reader import BodyReader
-from staged_pool.api.app.call import Answer, Call, Handler
+from staged_pool.api.app.call import LIVE, Answer, Call, Handler
 from staged_pool.api.app.dialects import Listings
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.fleet import Fleet
+from staged_pool.api.app.live_routes import LiveRoutes
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.operation_routes import OperationRoutes
@@ -26,7 +27,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.stages.offload import ThreadOffload
 
-PROBE_PATHS: Final = OPEN | {"/load", "/metrics", "/stages"}
+PROBE_PATHS: Final = OPEN | {"/load", "/metrics", "/stages", LIVE}
 """Paths that monitoring polls every few seconds: their requests are logged at debug level."""
 
 
@@ -63,6 +64,7 @@ class Routes:
         self._tasks = TaskRoutes(registry, bodies, plugins, auto_truncate=config.auto_truncate)
         self._tokens = TokenRoutes(registry, bodies)
         self._operation = OperationRoutes(registry, metrics, config, readers, fleet)
+        self._live = LiveRoutes(registry, metrics.http, metrics.server_state, fleet)
         self._listings = Listings(registry)
         self._pipelines = PipelineRoutes(registry, bodies, pipelines)
         self._batches = None if batches is None else BatchRoutes(registry, bodies, batches)
@@ -71,7 +73,7 @@ class Routes:
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """Return the handlers by path and method."""
         table: dict[str, Mapping[str, Handler]] = {}
-        for part in (self._tasks, self._tokens, self._operation, self._listings, self._pipelines):
+        for part in (self._tasks, self._tokens, self._operation, self._live, self._listings, self._pipelines):
             table |= part.table()
         if self._batches is not None:
             table |= self._batches.table()

@@ -15,12 +15,13 @@ from staged_pool.api.app.engine_finder import EngineFinder
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.plugin_routes import PluginRoutes
 from staged_pool.api.app.tasks import Task, tasks
+from staged_pool.api.tracing.encoding_formats import encoding_formats
 from staged_pool.api.wire.dialects import invocations, plugin
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.ndjson import LineExchange
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import Unsupported
-from staged_pool.stages.timeline import Timeline
 
 
 class TaskRoutes:
@@ -77,8 +78,9 @@ class TaskRoutes:
         if theirs is not None:
             call.error_format = theirs
         engine = await self._engine_for(task, call, body, boundary)
-        call.model = engine.card.name
-        call.timeline = Timeline()
+        call.enters(engine.card.name, task.operation)
+        if call.trace is not None and boundary is None and (formats := encoding_formats(body)):
+            call.trace.attributes["gen_ai.request.encoding_formats"] = formats
         if task.read_lines is not None and call.wants_lines and theirs is None:
             return await self._stream(task, engine, call, body, boundary)
         placed = call.named_model is not None
@@ -97,6 +99,7 @@ class TaskRoutes:
                 images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
                 answer=call.answer,
             )
+        _note_dimensions(call, task, exchange, engine.card)
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
     async def _stream(self, task: Task, engine: Engine, call: Call, body: Body, boundary: bytes | None) -> Answer:
@@ -120,6 +123,7 @@ class TaskRoutes:
                 images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
                 answer=call.answer,
             )
+        _note_dimensions(call, task, exchange, engine.card)
         return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, call: Call, body: Body, boundary: bytes | None) -> Engine:
@@ -154,6 +158,12 @@ class TaskRoutes:
             message = f"The model does not support {task.name} API"
             raise Unsupported(f"{message}; served: {served(self._registry.engines)}")
         return await self._answer(task, call, body)
+
+
+def _note_dimensions(call: Call, task: Task, exchange: Received[Any], card: ModelCard) -> None:
+    """Note the numbers of each vector of an answer, if the request is traced."""
+    if call.trace is not None and task.gives_vectors and (dimensions := exchange.dimensions or card.width):
+        call.trace.attributes["gen_ai.embeddings.dimension.count"] = dimensions
 
 
 @contextmanager

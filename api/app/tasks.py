@@ -70,6 +70,16 @@ class Task:
     """Reads a body's further requirements of a model, if `able` is true of every model."""
 
     @property
+    def operation(self) -> str:
+        """Name of the operation in traces (`gen_ai.operation.name`)."""
+        return _OPERATIONS[self.name]
+
+    @property
+    def gives_vectors(self) -> bool:
+        """True if the answer has a dense vector for each input."""
+        return self.gives == _OUTPUTS["Embeddings"]
+
+    @property
     def gives(self) -> str:
         """Name of the task's output, for errors."""
         return self.output or _OUTPUTS.get(self.name, self.name)
@@ -101,6 +111,14 @@ _OUTPUTS: Final[Mapping[str, str]] = {
     "Classification": "labels",
     "Token Classification": "labels of tokens",
     "Pooling": "the output that `task` names",
+}
+_OPERATIONS: Final[Mapping[str, str]] = {
+    "Embeddings": "embeddings",
+    "Score": "score",
+    "Rerank (Score)": "rerank",
+    "Classification": "classify",
+    "Token Classification": "classify_tokens",
+    "Pooling": "pooling",
 }
 _PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
     "Score": _is_reranker,

@@ -55,7 +55,9 @@ def open_part(path: Path, safe_bytes: int | None) -> BinaryIO:
     size = file.seek(0, os.SEEK_END)
     if safe_bytes is not None and size < safe_bytes:
         file.close()
-        raise ConfigError(f"{part}: it has {size} bytes, and its journal says {safe_bytes}: it was changed")
+        raise ConfigError(
+            f"{part}: it has {size} bytes, and its journal says {safe_bytes}: it was changed; overwrite it"
+        )
     file.truncate(safe_bytes or 0)
     file.seek(safe_bytes or 0)
     return file

@@ -109,7 +109,9 @@ class Journal:
             if record.get(name) != given.get(name)
         ]
         if differing:
-            raise ConfigError(f"{self.path}: it belongs to another job: {'; '.join(differing)}")
+            raise ConfigError(
+                f"{self.path}: it belongs to another job: {'; '.join(differing)}; overwrite it to begin anew"
+            )
         self.id = record["id"]
 
     def _take(self, record: Mapping[str, Any]) -> None:
@@ -175,7 +177,7 @@ def _opened(path: Path, flags: int) -> BinaryIO:
         raise ConfigError(f"{path}: the journal cannot be opened: {error.strerror}") from error
     if not lock(file):
         file.close()
-        raise ConfigError(f"{path}: another process runs this job")
+        raise ConfigError(f"{path}: another process runs this job; wait for its end, or name another output")
     return file
 
 

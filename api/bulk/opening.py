@@ -222,9 +222,9 @@ def open_journal(stack: ExitStack, source: Path, output: Path, identity: Identit
     try:
         about = source.stat()
     except OSError as error:
-        raise ConfigError(f"{source}: the input cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{source}: the input cannot be read: {error.strerror}; name a file of texts") from error
     if not output.parent.is_dir():
-        raise ConfigError(f"{output}: there is no folder {output.parent}")
+        raise ConfigError(f"{output}: there is no folder {output.parent}; make it first")
     if existing != "overwrite" and output.exists() and not journal_of(output).exists():
         raise ConfigError(f"{output}: the file exists; name another one, or overwrite it")
     whole = {"input_bytes": about.st_size, "input_mtime_ns": about.st_mtime_ns, **identity}

@@ -100,4 +100,4 @@ def open_input(path: Path) -> BinaryIO:
             raise ConfigError(f"{path}: expected a file, which a resumed job can read again")
         return open(path, "rb")
     except OSError as error:
-        raise ConfigError(f"{path}: the input cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: the input cannot be read: {error.strerror}; name a file of texts") from error

@@ -50,9 +50,16 @@ class OutputsObject(msgspec.Struct):
     token_classify: bytes | list[float] | None = None
 
 
+class OffsetsObject(msgspec.Struct):
+    """Characters of the tokens of one input, by task."""
+
+    token_embed: list[list[int]] | None = None
+
+
 class PooledObject(msgspec.Struct):
     data: OutputsObject
     index: int
+    offsets: OffsetsObject | None = None
 
 
 class PooledBody(msgspec.Struct):

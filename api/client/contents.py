@@ -1,13 +1,14 @@
-"""JSON of inputs in a request: texts, token ids, pairs, images and conversations."""
+"""JSON of inputs in a request: texts, token ids, pairs, images, videos and conversations."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.requests import Chat, Content, Image, content_bytes
+from staged_pool.runtime.requests import Chat, Content, Image, Video, content_bytes
+from staged_pool.runtime.video_frames import split_frames
 from staged_pool.stages.errors import InvalidInput
 
 Given: TypeAlias = str | tuple[int, ...] | tuple[Content, Content] | Image | Chat
@@ -53,15 +54,28 @@ def form(given: Given) -> Form:
 
 
 def options(contents: Iterable[Content]) -> dict[str, object]:
-    """Return the field with the options of all images; empty if there are none.
+    """Return the fields with the options of all images and of all videos; empty if there are none.
 
     Raises:
-        InvalidInput: The images have different options.
+        InvalidInput: The images have different options, or the videos.
     """
-    found = [image.options for content in contents for image in _images(content)]
+    given = [image for content in contents for image in _images(content)]
+    fields: dict[str, object] = {}
+    videos = _same([each.options for each in given if isinstance(each, Video)], "videos")
+    images = _same([each.options for each in given if not isinstance(each, Video)], "images")
+    if images:
+        fields["mm_processor_kwargs"] = images
+        if any(isinstance(each, Video) for each in given):  # they would have them too
+            raise InvalidInput("Images with options and videos need a request each.", param="input")
+    if videos:
+        fields["media_io_kwargs"] = {"video": videos}
+    return fields
+
+
+def _same(found: Sequence[Mapping[str, object]], kind: str) -> Mapping[str, object]:
     if any(each != found[0] for each in found):
-        raise InvalidInput("The images of one request must have the same options.", param="input")
-    return {"mm_processor_kwargs": found[0]} if found and found[0] else {}
+        raise InvalidInput(f"The {kind} of one request must have the same options.", param="input")
+    return found[0] if found else {}
 
 
 def characters(given: Given) -> int:
@@ -74,7 +88,7 @@ def characters(given: Given) -> int:
 def encoded(given: Given) -> object:
     """Return the JSON value of an element of `input`."""
     if isinstance(given, Image):
-        return {"image": _source(given)}
+        return {"video" if isinstance(given, Video) else "image": _source(given)}
     if isinstance(given, Chat):
         return _messages(given)
     return given
@@ -114,14 +128,20 @@ def _messages(chat: Chat) -> list[Mapping[str, object]]:
 def _part(part: object) -> Mapping[str, object]:
     if isinstance(part, Image):
         name = {} if part.key is None else {"uuid": part.key}
-        return {"type": "image_url", "image_url": {"url": _source(part)}, **name}
+        kind = "video_url" if isinstance(part, Video) else "image_url"
+        return {"type": kind, kind: {"url": _source(part)}, **name}
     return {"type": "text", "text": part}
 
 
 def _source(image: Image) -> str:
-    """Return the URL of an image, or a data URL with its bytes; the server detects the format."""
+    """Return the URL of an image, or a data URL. The server detects the format."""
+    kind = "video" if isinstance(image, Video) else "image"
     if isinstance(image.source, str):
         if not image.source.lower().startswith(_URLS):
-            raise InvalidInput("The source of an Image must be the bytes of a file, or a URL.", param="input")
+            which = "a Video" if kind == "video" else "an Image"
+            raise InvalidInput(f"The source of {which} must be the bytes of a file, or a URL.", param="input")
         return image.source
-    return "data:image/*;base64," + base64.b64encode(image.source).decode("ascii")
+    frames = split_frames(image.source) if kind == "video" else None
+    if frames is not None:
+        return "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode("ascii") for frame in frames)
+    return f"data:{kind}/*;base64," + base64.b64encode(image.source).decode("ascii")

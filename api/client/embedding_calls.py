@@ -40,6 +40,8 @@ def embed(
     normalize: bool = True,
     prompt_name: str | None = None,
     prompt: str | None = None,
+    late_chunking: bool = False,
+    offsets: bool = False,
     max_tokens: int | None = None,
     cache_salt: str | None = None,
     model: str | None = None,
@@ -55,6 +57,8 @@ def embed(
         normalize: Scale dense vectors to length 1. False: as pooled.
         prompt_name: Name of the model's prompt to put before each text.
         prompt: Text to put before each text.
+        late_chunking: Read the texts as the chunks of one document, joined as they are. They are one request.
+        offsets: Return the characters of each token of `multi_vector` in its text.
         max_tokens: Truncate inputs to this number of tokens; `MODEL_MAX`: to the model's limit. None: reject an input
             over the model's limit.
         cache_salt: Share cached and coalesced results only with calls of the same salt.
@@ -71,16 +75,31 @@ def embed(
     sources, common = _vectors(
         defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
     )
+    if late_chunking and wanted != DENSE_ONLY:
+        raise InvalidInput("late_chunking is for dense vectors alone.", param="late_chunking")
+    if offsets and Output.MULTI_VECTOR not in wanted:
+        raise InvalidInput("offsets are of multi_vector, which is not among the outputs.", param="offsets")
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", reading.read_vectors
-        common |= _BASE64
+        common |= {**_BASE64, **({"late_chunking": True} if late_chunking else {})}
     else:
-        path, read = "/pooling", partial(reading.read_outputs, outputs=wanted)
+        path, read = "/pooling", partial(reading.read_outputs, outputs=wanted, offsets=offsets)
         common["task"] = [task for output, task in POOLING_TASKS.items() if output in wanted]
         # base64 loses the shape of an array, and the number of tokens is unknown here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
+        common |= {"return_offsets": True} if offsets else {}
     join = joining.join_vectors
-    return batched(defaults, path, sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
+    return batched(
+        defaults,
+        path,
+        sources,
+        common,
+        read=read,
+        join=join,
+        timeout_s=timeout_s,
+        progress=progress,
+        whole=late_chunking,
+    )
 
 
 def embed_stream(

@@ -81,6 +81,7 @@ def batch_requests(
     *,
     form_of: Callable[[Given], Form] = form,
     streamed: bool = False,
+    whole: bool = False,
 ) -> Iterator[BatchRequest]:
     """Yield the requests of a call, one for each batch of inputs.
 
@@ -91,8 +92,12 @@ def batch_requests(
         fields: Returns the fields of the body for a batch.
         form_of: See `split`.
         streamed: See `ServerRequest`.
+        whole: Send all inputs in one request.
     """
-    for number, input_range in enumerate(split(inputs, max_items=defaults.batch_items, form_of=form_of)):
+    ranges = (
+        iter((InputRange(0, len(inputs)),)) if whole else split(inputs, max_items=defaults.batch_items, form_of=form_of)
+    )
+    for number, input_range in enumerate(ranges):
         some = inputs[input_range.first : input_range.last]
         yield BatchRequest(number, input_range, ServerRequest(path=path, fields=fields(some), streamed=streamed))
 
@@ -113,9 +118,10 @@ def batched(
     join: Callable[[Sequence[P]], R],
     timeout_s: float | None,
     progress: Progress,
+    whole: bool = False,
 ) -> CallPlan[P, R]:
-    """Make a call that sends its inputs in batches, with the same other fields."""
-    batches = partial(batch_requests, defaults, path, inputs, partial(with_inputs, common))
+    """Make a call that sends its inputs in batches with the same other fields; see `batch_requests`."""
+    batches = partial(batch_requests, defaults, path, inputs, partial(with_inputs, common), whole=whole)
     return CallPlan(total=len(inputs), batches=batches, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from staged_pool.client import answers
 from staged_pool.client.answers import decode, floats, in_order, integers, matrix
@@ -25,9 +26,10 @@ def read_vectors(answer: ServerAnswer, count: int) -> EmbedResult:
     )
 
 
-def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output]) -> EmbedResult:
+def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output], *, offsets: bool = False) -> EmbedResult:
     body = decode(answers.POOLED, answer.body)
-    rows = [entry.data for entry in in_order(body.data, [entry.index for entry in body.data], count)]
+    entries = in_order(body.data, [entry.index for entry in body.data], count)
+    rows = [entry.data for entry in entries]
     dense = [row.embed for row in rows if row.embed is not None]
     sparse = [SparseVector(integers(row.sparse.indices), floats(row.sparse.values)) for row in rows if row.sparse]
     multi = [np.asarray(row.token_embed, np.float32) for row in rows if row.token_embed is not None]
@@ -46,9 +48,25 @@ def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output]) -
         sparse=tuple(sparse) if Output.SPARSE in outputs else None,
         multi_vector=tuple(multi) if Output.MULTI_VECTOR in outputs else None,
         token_weights=tuple(weights) if Output.TOKEN_WEIGHTS in outputs else None,
+        offsets=tuple(_offsets(entry.offsets) for entry in entries) if offsets else None,
         usage=Usage(body.usage.prompt_tokens),
         model=body.model,
     )
+
+
+def _offsets(given: answers.OffsetsObject | None) -> NDArray[np.int32] | None:
+    """Return the characters of each token of one input; None if it is no text.
+
+    Raises:
+        BadAnswer: The answer has no offsets, or something else in their place.
+    """
+    if given is None:
+        raise BadAnswer("The answer lacks the offsets of an input")
+    if given.token_embed is None:
+        return None
+    if any(len(pair) != 2 for pair in given.token_embed):
+        raise BadAnswer("The answer has offsets that are not pairs of numbers")
+    return np.array(given.token_embed, np.int32).reshape(-1, 2)
 
 
 def read_labels(answer: ServerAnswer, count: int) -> ClassifyResult:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,6 +14,10 @@ from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.machine.memory import Machine
+
+if TYPE_CHECKING:
+    from staged_pool.runtime.model import ModelCard
 
 _SETTINGS: Final = (
     "revision", "offline", "task", "score_template", "score_tokens", "allow_pickle", "trust_remote_code",
@@ -39,7 +44,21 @@ def _check(*, folder: str, **_: Any) -> None:
         leave_out_broken_torchvision()
         from staged_pool.runtime.models.load import load_model
 
-        click.echo(json.dumps(dataclasses.asdict(load_model(config, found).card)))
+        _show(load_model(config, found).card)
+
+
+def _show(card: ModelCard) -> None:
+    """Print a card: a report on a terminal, JSON elsewhere."""
+    if not sys.stdout.isatty():
+        click.echo(json.dumps(dataclasses.asdict(card)))
+        return
+    from rich.console import Console
+
+    from staged_pool.api.commands.check_view import render_card
+
+    machine = Machine()
+    used = machine.resident_bytes()
+    Console(highlight=False).print(render_card(card, used, machine.limit_bytes() - used))
 
 
 check: Final = SettingsCommand(
@@ -52,7 +71,7 @@ check: Final = SettingsCommand(
     ],
     help="""Read, load and run a model without serving it.
 
-    FOLDER: the model, a folder or a hub id. Prints its card as one JSON object. If the model cannot be served, prints
-    the reason in one line, with exit code 2.
+    FOLDER: the model, a folder or a hub id. Prints a report on a terminal, and one JSON object into a file or a pipe.
+    If the model cannot be served, prints the reason in one line, with exit code 2.
     """,
 )

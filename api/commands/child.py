@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
@@ -47,8 +49,11 @@ def main() -> None:
     from staged_pool.api.commands import logs
 
     logs.configure(settings.process.log_level, settings.process.log_format, process=settings.name)
-    with errors_in_flag_words():
-        run(settings.process.backend, _program(settings))
+    try:
+        with errors_in_flag_words():
+            run(settings.process.backend, _program(settings))
+    except click.exceptions.Exit as end:  # no command of Click's is around it
+        sys.exit(end.exit_code)
 
 
 def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
@@ -57,7 +62,7 @@ def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
         os.close(settings.files.listener)  # an open one would keep the queue of connections alive
         from staged_pool.api.fleet.engine import run_engine_process
 
-        return lambda: run_engine_process(settings.models, control, handover)
+        return lambda: run_engine_process(settings.server, settings.models, control, handover)
     from staged_pool.api.fleet.front import run_front
 
     listener = socket.socket(fileno=settings.files.listener)

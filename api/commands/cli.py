@@ -10,12 +10,15 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
+from staged_pool.api.commands.bench import bench
 from staged_pool.api.commands.check import check
 from staged_pool.api.commands.one_shot import classify, embed, score
 from staged_pool.api.commands.options import HELP_WIDTH
 from staged_pool.api.commands.run_batch import run_batch
 from staged_pool.api.commands.serve import serve
 from staged_pool.api.commands.show_config import config
+from staged_pool.api.commands.top import top
+from staged_pool.api.commands.trace import trace
 from staged_pool.runtime.version import VERSION
 
 PROGRAM: Final = "staged-pool"
@@ -47,7 +50,7 @@ def _print_completion(ctx: click.Context, _: click.Parameter, shell: str | None)
 
 main: Final = _Commands(
     "staged-pool",
-    commands=[serve, config, embed, score, classify, run_batch, check],
+    commands=[serve, config, embed, score, classify, run_batch, check, top, bench, trace],
     params=[
         click.Option(
             ["--version"],

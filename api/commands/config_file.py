@@ -52,7 +52,7 @@ def read_config_file(path: Path) -> ConfigFile:
         text = path.read_text("utf-8")
         found = tomllib.loads(text)
     except OSError as error:
-        raise ConfigError(f"config={str(path)!r}: cannot be read ({error.strerror})") from None
+        raise ConfigError(f"config={str(path)!r}: cannot be read ({error.strerror}); name a TOML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"config={str(path)!r}: cannot be read (it is not UTF-8)") from None
     except tomllib.TOMLDecodeError as error:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
@@ -24,6 +24,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from staged_pool.api.commands.terminal import TerminalRenderer
 from staged_pool.stages import log
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -42,6 +43,9 @@ MAX_LINES: Final = 10_000
 FLUSH_INTERVAL_S: Final = 0.05
 """Seconds that a line waits for others, to be written with them. Each write makes the interpreter switch threads."""
 
+_CLEAR: Final = "\r\x1b[2K"
+"""Removes the line of the cursor from a terminal."""
+
 DRAIN_S: Final = 1.0
 """Seconds that the end of the process waits for the reader of the log."""
 
@@ -57,8 +61,7 @@ def configure(level: LogLevel = "info", format_: LogFormat = "auto", *, process:
     stream = cast(TextIO, _stream(sys.stderr))
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
     renderer: list[Processor] = (
-        # With rich installed, structlog's default prints the values of variables: keys, and inputs of callers.
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        [structlog.processors.format_exc_info, TerminalRenderer(colours=sys.stderr.isatty())]
         if text
         else [structlog.processors.format_exc_info, _render_json]
     )
@@ -89,6 +92,14 @@ def configure(level: LogLevel = "info", format_: LogFormat = "auto", *, process:
     # Libraries' own info lines help only in debugging; their warnings help everyone.
     root.setLevel(_LEVELS[level] if level == "debug" else max(_LEVELS[level], logging.WARNING))
     logging.captureWarnings(True)
+
+
+def status_line() -> Callable[[str], None] | None:
+    """Return a function that shows a line of text below the log.
+
+    Each call replaces the line, and an empty text removes it. None if stderr is no terminal.
+    """
+    return _latest.show if isinstance(_latest, _Writer) and sys.stderr.isatty() else None
 
 
 def drain() -> None:
@@ -127,6 +138,8 @@ class _Writer:
         self._flush_now = threading.Event()
         self._lost = 0
         self._lost_lock = threading.Lock()
+        self._status = self._shown = ""
+        """The line below the log, and the one that is on the terminal."""
         # A daemon: a write to a pipe that nobody reads never ends. It holds no lock of a stream meanwhile.
         threading.Thread(target=self._run, name="staged-pool logs", daemon=True).start()
         atexit.register(self.drain)
@@ -140,6 +153,10 @@ class _Writer:
 
     def flush(self) -> None:
         """Do nothing: a caller that logs never waits."""
+
+    def show(self, status: str) -> None:
+        self._status = status
+        self._waiting.put("")
 
     def drain(self) -> None:
         written = threading.Event()
@@ -172,7 +189,11 @@ class _Writer:
         with suppress(Empty):
             while len(each) < MAX_LINES:
                 each.append(self._waiting.get_nowait())
-        self._write_out("".join(line for line in each if isinstance(line, str)).encode(errors="backslashreplace"))
+        text = "".join(line for line in each if isinstance(line, str))
+        if self._shown or self._status:
+            text = f"{_CLEAR if self._shown else ''}{text}{self._status}"
+            self._shown = self._status
+        self._write_out(text.encode(errors="backslashreplace"))
         return [written for written in each if isinstance(written, threading.Event)]
 
     def _write_out(self, data: bytes) -> None:

@@ -130,6 +130,8 @@ class SettingsCommand(click.Command):
 
 
 def _write(formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str, str]]) -> None:
+    if not rows:
+        return
     with formatter.section(title):
         formatter.write_dl([(f"{flag:<{_FIRST_COLUMN}}", _unbroken(text)) for flag, text in rows], _FIRST_COLUMN)
 
@@ -139,7 +141,8 @@ def _unbroken(text: str) -> str:
 
 
 def _rules(ctx: click.Context, hidden: int) -> str:
-    rest = f"`{ctx.command_path} --help-all` explains all flags; {hidden} are not listed here.\n\n" if hidden else ""
+    are = "is" if hidden == 1 else "are"
+    rest = f"`{ctx.command_path} --help-all` explains all flags; {hidden} {are} not listed here.\n\n" if hidden else ""
     variable = f"{ENV_PREFIX} and the flag's name in capitals ({ENV_PREFIX}DTYPE=float32)"
     if all(param.name != CONFIG_FILE for param in ctx.command.params):
         return f"{rest}Settings can also be variables: {variable}."

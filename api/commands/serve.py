@@ -98,6 +98,10 @@ def _run(
     base: EngineConfig,
 ) -> None:
     server_context(server)  # before anything heavy: its files may be wrong
+    if server.trace_endpoint is not None:
+        from staged_pool.api.tracing.opening import check_installed as check_traces
+
+        check_traces(server.trace_endpoint)
     if process.api_servers:
         _run_fleet(process, server, engines, pipelines)
         return
@@ -110,10 +114,19 @@ def _run(
     prepare_environment(offline=any(engine.offline for engine in engines))
 
     from staged_pool.api.commands import logs
+    from staged_pool.api.commands.load_line import LoadLine
     from staged_pool.api.http.server import serve as run_server
+    from staged_pool.runtime.load_progress import LoadProgress, reporting_loads
 
     logs.configure(process.log_level, process.log_format)
-    run(process.backend, lambda: run_server(server, engines, listener, quic_listener, pipelines, base=base))
+    show = None if process.log_format == "json" else logs.status_line()
+    progress = LoadProgress() if show is None else LoadProgress(LoadLine(show))
+
+    async def program() -> None:
+        with reporting_loads(progress):
+            await run_server(server, engines, listener, quic_listener, pipelines, base=base)
+
+    run(process.backend, program)
 
 
 def _run_fleet(

@@ -38,7 +38,7 @@ class Ask(msgspec.Struct, tag=True, frozen=True):
 
     number: int
     report: str
-    """One of `metrics` and `stages`."""
+    """One of `metrics`, `openmetrics` and `stages`."""
 
 
 class Tell(msgspec.Struct, tag=True, frozen=True):

@@ -10,15 +10,17 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, UNIXSocketStream
 
+from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.control import Beat, Control, Drain, Ready, receive_line
 from staged_pool.api.fleet.snapshot import snapshot
-from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
+from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
+from staged_pool.api.tracing.opening import traces_of
+from staged_pool.api.tracing.tracer import Tracer
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.engine.open import governor_for
 from staged_pool.runtime.engine.open_desk import open_desk
-from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.remote.line import BEAT_S
 from staged_pool.runtime.remote.port import Rings
@@ -29,10 +31,13 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.fleet")
 
 
-async def run_engine_process(models: Sequence[EngineConfig], control: socket.socket, handover: socket.socket) -> None:
+async def run_engine_process(
+    config: ServerConfig, models: Sequence[EngineConfig], control: socket.socket, handover: socket.socket
+) -> None:
     """Load the models, and compute for fronts until the supervisor orders the end.
 
     Args:
+        config: Settings of traces; fronts write the spans of requests, and this process those of batches.
         models: Models to load, at least one.
         control: Control line to the supervisor.
         handover: Socket over which the lines to fronts come.
@@ -43,7 +48,9 @@ async def run_engine_process(models: Sequence[EngineConfig], control: socket.soc
     """
     process = _EngineProcess(models, governor_for(models[0]))
     with single_errors():
-        await process.run(await UNIXSocketStream.from_socket(control), await UNIXSocketStream.from_socket(handover))
+        lines = [await UNIXSocketStream.from_socket(each) for each in (control, handover)]
+        async with traces_of(config) as process.tracer:
+            await process.run(*lines)
 
 
 class _EngineProcess:
@@ -52,6 +59,8 @@ class _EngineProcess:
         self._memory = memory
         self._drain = anyio.Event()
         self._desk: FrontDesk | None = None
+        self.tracer: Tracer | None = None
+        """Writes the spans of batches. None: traces are off."""
         self._control: Control
 
     async def run(self, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
@@ -62,12 +71,13 @@ class _EngineProcess:
             background.start_soon(self._memory.watch)
             await anyio.to_thread.run_sync(self._memory.measure)
             async with open_desk(self._models, self._memory) as self._desk:
+                self._desk.on_batch = None if self.tracer is None else self.tracer.batch
                 tune_garbage_collector()
-                await anyio.to_thread.run_sync(_release_memory_of_loading)
+                await anyio.to_thread.run_sync(release_memory_of_loading)
                 self._control.post(Ready())
                 for engine in self._desk.engines:
                     card = engine.model.card
-                    log.info("engine.ready", model=card.name, load_s=round(card.load_s, 3))
+                    log.info("engine.ready", model=card.name, **card.summary)
                 async with anyio.create_task_group() as serving:
                     serving.start_soon(self._take_fronts, handover, serving)
                     for engine in self._desk.engines:
@@ -109,8 +119,3 @@ class _EngineProcess:
                 )
             )
             await anyio.sleep(BEAT_S)
-
-
-def _release_memory_of_loading() -> None:
-    give_back_freed_memory()
-    release_weight_pages()

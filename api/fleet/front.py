@@ -94,7 +94,7 @@ class _Front:
         """Return a report on all processes.
 
         Args:
-            name: `metrics` or `stages`.
+            name: `metrics`, `openmetrics` or `stages`.
 
         Raises:
             EngineStopped: The supervisor does not answer.

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.app.load_report import ServerLoad
-from staged_pool.api.app.metrics import metrics_registry
+from staged_pool.api.app.metrics import metrics_registry, metrics_text
 from staged_pool.api.fleet.names import ENGINE
 from staged_pool.api.fleet.snapshot import Snapshot, counters, total
+from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.stages.scheduling.entries import Priority
@@ -78,13 +77,19 @@ class Reports:
 
     def stages(self) -> bytes:
         """Return the JSON of `/stages`."""
-        return msgspec.json.encode({"models": self.statistics(), "pipelines": self.pipeline_statistics()})
+        has_http = any(process.last is not None and process.last.http for process in self._processes.values())
+        http = self.http() if has_http else None
+        return msgspec.json.encode({"models": self.statistics(), "pipelines": self.pipeline_statistics(), "http": http})
 
-    def metrics(self) -> bytes:
-        """Return the text of `/metrics`."""
+    def metrics(self, *, openmetrics: bool = False) -> bytes:
+        """Return the text of `/metrics`.
+
+        Args:
+            openmetrics: Write it as OpenMetrics, with exemplars.
+        """
         registry = metrics_registry(self, self.http)
         registry.register(_ProcessCollector(self._processes))
-        return generate_latest(registry)
+        return metrics_text(registry, openmetrics=openmetrics)
 
     def _of(self, name: str) -> Snapshot | None:
         """Return the sum of the process that has a place, and of those before it."""
@@ -107,7 +112,13 @@ def _joined(computed: EngineStatistics, prepared: list[EngineStatistics], *, is_
         cancelled=fronts.cancelled,
         expired=fronts.expired,
         overdue_preprocess_calls=fronts.overdue_preprocess_calls,
-        stages=tuple(batch.get(stage.name, stage) for stage in fronts.stages),
+        stages=tuple(
+            replace(batch[stage.name], oldest_s=stage.oldest_s) if stage.name in batch else stage
+            for stage in fronts.stages
+        ),
+        answered=fronts.answered,
+        limiters=fronts.limiters,
+        fetches=fronts.fetches,
         priorities={
             priority: replace(
                 computed.priorities[priority], waiting_requests=fronts.priorities[priority].waiting_requests

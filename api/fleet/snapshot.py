@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final, TypeVar, cast
 
-from staged_pool.api.app.http_statistics import HttpStatistics
+from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
 
@@ -17,20 +17,27 @@ T = TypeVar("T")
 
 _COUNTERS: Final = frozenset({
     "AdmissionStatistics.admitted", "AdmissionStatistics.refused", "DeviceStatistics.batches",
-    "DeviceStatistics.coalesced_items", "DeviceStatistics.holds", "DeviceStatistics.items",
+    "DeviceStatistics.coalesced_items", "DeviceStatistics.hold_s", "DeviceStatistics.holds", "DeviceStatistics.items",
     "DeviceStatistics.padding_tokens", "DeviceStatistics.tokens", "DeviceStatistics.wasted_tokens",
     "EngineStatistics.cancelled", "EngineStatistics.expired", "HistogramSnapshot.counts", "HistogramSnapshot.sum_s",
     "HttpStatistics.connections_evicted", "HttpStatistics.connections_rejected", "HttpStatistics.finished",
     "ImageCacheStatistics.hits", "ImageCacheStatistics.misses", "PipelineStageStatistics.done",
     "PipelineStageStatistics.failed", "PipelineStageStatistics.skipped", "PipelineStatistics.outcomes",
-    "ResultCacheStatistics.hits", "ResultCacheStatistics.misses", "StageStatistics.crashes", "StageStatistics.done",
-    "StageStatistics.dropped", "Snapshot.cpu_s",
+    "HttpStatistics.reader_s", "RouteStatistics.answer_bytes", "ReplicaStatistics.batches", "ReplicaStatistics.busy_s",
+    "ReplicaStatistics.tokens", "ResultCacheStatistics.hits", "ResultCacheStatistics.misses", "SizesSnapshot.counts",
+    "SizesSnapshot.sum", "StageStatistics.blocked_s", "StageStatistics.busy_s", "StageStatistics.crashes",
+    "StageStatistics.done", "StageStatistics.dropped", "Snapshot.cpu_s",
 })  # fmt: skip
 """Numbers that only grow. They outlive their process; all other numbers end with it."""
 
+_EXEMPLARS: Final = "RouteStatistics.exemplars"
+"""Newest requests, which end with their process."""
+
 _LARGEST: Final = frozenset({
     "AdmissionStatistics.bytes_per_token", "AdmissionStatistics.drain_s", "AdmissionStatistics.lag_s",
-    "HttpStatistics.memory_fullness", "HttpStatistics.memory_pressure", "PipelineStatistics.drain_s",
+    "AdmissionStatistics.target_delay_s", "DeviceStatistics.running_s", "HttpStatistics.memory_fullness",
+    "HttpStatistics.memory_pressure", "ModelFacts.load_s", "ModelFacts.width", "PipelineStatistics.drain_s",
+    "StageStatistics.fullness", "StageStatistics.oldest_s",
 })  # fmt: skip
 """Numbers whose sum says nothing: the largest one counts."""
 
@@ -120,21 +127,26 @@ def _summed_tuple(one: tuple[Any, ...], other: tuple[Any, ...], name: str) -> tu
             *(_summed(each, named.pop(each.name, None), name) for each in one),
             *named.values(),
         )
-    if name.endswith("memory_held") or name == "HistogramSnapshot.counts":
+    if name == "SizesSnapshot.bounds":
+        return one
+    if name == _EXEMPLARS:
+        newest = {each.bucket: each for each in sorted((*one, *other), key=lambda each: each.at)}
+        return tuple(newest.values())
+    if name.endswith("memory_held") or name in ("HistogramSnapshot.counts", "SizesSnapshot.counts"):
         return tuple(_summed(first, second, name) for first, second in zip(one, other, strict=True))
     return one + other
 
 
 def _map(value: Any, name: str, change: Callable[[Any, str], Any]) -> Any:
     """Change all numbers of a value, given the names of their fields."""
-    if isinstance(value, bool | str) or value is None:
+    if isinstance(value, bool | str) or value is None or name == "SizesSnapshot.bounds":
         return value
     if isinstance(value, int | float):
         return change(value, name)
     if isinstance(value, Mapping):
         return {key: _map(each, name, change) for key, each in value.items()}
     if isinstance(value, tuple):
-        return tuple(_map(each, name, change) for each in value)
+        return () if name == _EXEMPLARS else tuple(_map(each, name, change) for each in value)
     cls = type(value).__name__
     return dataclasses.replace(
         value,

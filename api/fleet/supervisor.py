@@ -147,7 +147,8 @@ class Supervisor:
         log.info("process.ready", child=child.name, after_s=round(child.lived_s, 3))
 
     def _answer(self, child: Child, ask: Ask) -> None:
-        body = self._reports.metrics() if ask.report == "metrics" else self._reports.stages()
+        openmetrics = ask.report == "openmetrics"
+        body = self._reports.stages() if ask.report == "stages" else self._reports.metrics(openmetrics=openmetrics)
         child.control.post(Tell(ask.number, body))
 
     # ---- the end ----

@@ -28,7 +28,10 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.api")
 
 EVICTION_S: Final = 1.0
-"""Seconds from an eviction to the reset of the connection; its descriptor stays open meanwhile."""
+"""Seconds from an eviction to the reset of the connection; its descriptor stays open meanwhile.
+
+In them a client that reads gets the rest of its answer.
+"""
 
 
 class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -78,8 +81,7 @@ class ConnectionLifecycle(ABC):
         """Address of the client, for the connection limit."""
         self._limit = service.limit
         self._scope = anyio.CancelScope()
-        """Scope of the whole connection; an eviction cancels it."""
-        self._is_evicted = False
+        """Scope of the whole connection; only an eviction cancels it."""
         self._working = 0
         """Requests in progress: the connection does not wait for its client."""
         self._has_asked = False
@@ -140,8 +142,6 @@ class ConnectionLifecycle(ABC):
                 self._set_idle(idle=True)
                 await self._receive_requests()
         finally:
-            if self._is_evicted and not self._idle:
-                self._transport.cut()  # a normal close would wait for the client, the reason for the eviction
             await self._close()
 
     # The subclass's part
@@ -208,6 +208,8 @@ class ConnectionLifecycle(ABC):
         self._has_asked = self._has_asked or not idle
         if not self._working:
             self._limit.wait(self, idle=idle)
+        if idle and self._scope.deadline < math.inf:
+            self._scope.cancel()  # its client has read the answer during which it was evicted
         self._in_head = self._took_last_look = False
         self._deadline = self._service.time() + (self._keep_alive_s if idle else math.inf)
         if not self._receives:
@@ -231,8 +233,14 @@ class ConnectionLifecycle(ABC):
     # A `Member` of the connection limit
 
     def evict(self) -> None:
-        self._is_evicted = True
-        self._scope.cancel()
+        if self._sending.locked():  # the client may be about to read
+            self._scope.deadline = self._service.time() + EVICTION_S
+        else:
+            self._scope.cancel()
+
+    @property
+    def _is_evicted(self) -> bool:
+        return self._scope.cancel_called
 
     def begin_work(self) -> None:
         self._working += 1

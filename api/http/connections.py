@@ -230,6 +230,7 @@ class Connection(ConnectionLifecycle):
             self._start_answer(fast_path, request)
         else:
             await self._send_event(RawData(decision))
+            self._has_asked = True
             self._set_idle(idle=True)
         return True
 

@@ -24,7 +24,7 @@ import h11
 
 from staged_pool.api import status
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.call import NDJSON, PATH_TAKEN, PLUGINS, Answer
+from staged_pool.api.app.call import LIVE, NDJSON, PATH_TAKEN, PLUGINS, Answer
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.strict_reader import StrictReader
@@ -280,7 +280,8 @@ def _length(request: h11.Request) -> int | None:
         and _UNUSUAL.isdisjoint(headers)
         and headers.get(b"connection", _KEEPS).lower() == _KEEPS
         and NDJSON not in headers.get(b"accept", b"")  # a streamed response has no Content-Length,
-        and PLUGINS.encode() not in request.target  # and that of a plugin may have none
+        and PLUGINS.encode() not in request.target  # that of a plugin may have none,
+        and LIVE.encode() not in request.target  # and that of the live feed never ends
     )
     if not is_usual or request.method not in (b"GET", b"POST") or (given is None) != (request.method == b"GET"):
         return None

@@ -25,7 +25,7 @@ import anyio.abc
 
 from staged_pool.api import status
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.call import PLUGINS, Answer
+from staged_pool.api.app.call import LIVE, PLUGINS, Answer
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.cors import cors
 from staged_pool.api.http.protocol.bodies import Body
@@ -133,7 +133,8 @@ class GeneralPath:
 
     async def _answer(self, body: bytes | bytearray, scope: Scope, receiver: _Receiver, send: Send) -> None:
         exchange = _GeneralExchange(scope, body, receiver, send)
-        if not body and PLUGINS not in scope["path"]:  # our own routes without a body are quick: they need no watcher
+        if not body and PLUGINS not in scope["path"] and not scope["path"].endswith(LIVE):
+            # All other routes without a body are quick: they need no watcher.
             with at_work(scope):
                 await self._app(scope, exchange.receive, exchange.send)
             return

@@ -45,7 +45,9 @@ def _bound(host: str, port: int, type_: socket.SocketKind) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=type_, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"host={host!r}: no such host name or address") from error
+        raise ConfigError(
+            f"host={host!r}: no such host name or address; 127.0.0.1 is this machine alone, and 0.0.0.0 all"
+        ) from error
     listener = socket.socket(family, kind, protocol)
     try:
         if type_ == socket.SOCK_STREAM:
@@ -100,7 +102,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"unix_socket={str(path)!r}: a file that is no socket is there")
+        raise ConfigError(f"unix_socket={str(path)!r}: a file that is no socket is there; name another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1.0)
         try:

@@ -20,6 +20,7 @@ from staged_pool.api.asgi import Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.tracing.opening import traces_of
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.host_loop import OwnTask
@@ -150,7 +151,7 @@ class MountedServer:
         async with anyio.create_task_group() as background, AsyncExitStack() as stack:
             stack.callback(background.cancel_scope.cancel)
             stack.callback(state.forget_memory)
-            background.start_soon(state.lag.watch)
+            background.start_soon(state.watch)
             if not given:
                 await anyio.to_thread.run_sync(memory.measure)
                 background.start_soon(memory.watch)
@@ -158,7 +159,8 @@ class MountedServer:
             batches = await stack.enter_async_context(batches_of(self._server, registry))
             if batches is not None:
                 batches.runner.start()
-            application = Application(registry, state, self._server, batches=batches)
+            tracer = await stack.enter_async_context(traces_of(self._server))
+            application = Application(registry, state, self._server, batches=batches, tracer=tracer)
             try:
                 yield _Run(GeneralPath.before(application, self._server.cors_origins), registry)
             finally:

@@ -17,7 +17,6 @@ from staged_pool.api.app.app import Application
 from staged_pool.api.app.batch_service import Batches, batches_of
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.fleet import Fleet
-from staged_pool.api.app.http_statistics import HttpStatistics
 from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.model_users import users_of
 from staged_pool.api.config import ServerConfig
@@ -29,14 +28,16 @@ from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
 from staged_pool.api.http.process_setup import allow_files, dump_stacks_on_signals
 from staged_pool.api.http.tls import server_context
+from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.limits.server_state import GRACE_S, ServerState
-from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
+from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
+from staged_pool.api.tracing.opening import traces_of
+from staged_pool.api.tracing.tracer import Tracer
 from staged_pool.api.wire.model_admin import base_of
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.engine_group import EngineGroup
 from staged_pool.runtime.engine.open import governor_for, open_engines
-from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.errors import DeviceLost
@@ -138,6 +139,7 @@ class Server:
         self._serving = anyio.CancelScope()
         self._failure: BaseException | None = None
         self._batches: Batches | None = None
+        self._tracer: Tracer | None = None
         self._application: Application | None = None
         self._is_closing = False
         self._lead_over = anyio.Event()
@@ -159,7 +161,10 @@ class Server:
         file = SocketFile(listener)
         try:
             with single_errors():
-                async with batches_of(self._config, self.registry) as self._batches:
+                async with (
+                    traces_of(self._config) as self._tracer,
+                    batches_of(self._config, self.registry) as self._batches,
+                ):
                     await self._run(listener, quic_listener)
         finally:
             if self._fleet is None:  # otherwise other fronts may still listen
@@ -173,7 +178,7 @@ class Server:
 
     async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         async with anyio.create_task_group() as background:
-            background.start_soon(self.state.lag.watch)
+            background.start_soon(self.state.watch)
             background.start_soon(self.memory.watch)
             if self._owns_process:
                 background.start_soon(self._handle_signals)
@@ -233,17 +238,17 @@ class Server:
     async def _run_engine(self) -> None:
         try:
             await anyio.to_thread.run_sync(self.memory.measure)
-            async with self._open_engines(self._models, self.memory) as engines:
+            async with self.registry.loading(self._open_engines(self._models, self.memory)) as engines:
                 if self._owns_process:
                     tune_garbage_collector()
-                    await anyio.to_thread.run_sync(_release_memory_of_loading)
+                    await anyio.to_thread.run_sync(release_memory_of_loading)
                 self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
                 if self._batches is not None:
                     self._batches.runner.start()
                 if self._fleet is not None:
                     self._fleet.gate.open()
                 for name, engine in engines.items():
-                    log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
+                    log.info("server.ready", model=name, **engine.card.summary)
                 with self._serving:
                     async with anyio.create_task_group() as watching:
                         for engine in engines.values():
@@ -272,15 +277,15 @@ class Server:
         return "the server failed" if self.registry.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        pipelines = [pipeline.name for pipeline in self._pipelines]
         application = self._application = Application(
             self.registry,
             self.state,
             self._config,
-            pipelines,
+            [pipeline.name for pipeline in self._pipelines],
             batches=self._batches,
             fleet=self._fleet,
             admin=self._admin,
+            tracer=self._tracer,
         )
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
@@ -338,11 +343,6 @@ def ending_signals() -> list[signal.Signals]:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
         names.append("SIGHUP")
     return [signal.Signals[name] for name in names]
-
-
-def _release_memory_of_loading() -> None:
-    give_back_freed_memory()
-    release_weight_pages()
 
 
 def _end_process(exit_code: int) -> None:

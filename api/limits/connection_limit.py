@@ -16,6 +16,12 @@ from staged_pool.stages.scheduling.tuning import TIMES_FREE
 RESERVE: Final = 32
 """Connections beyond the limit, which serve health probes alone. Enough for a few probes per second."""
 
+NEWEST: Final = 64
+"""Newest connections, which are closed last: their requests may have come, and are read in the next iterations.
+
+Four times what one iteration accepts. At most a quarter of the limit.
+"""
+
 CONNECTION: Final = "staged_pool.connection"
 """Key of the connection in the `state` of a request's scope."""
 
@@ -55,6 +61,9 @@ class ConnectionLimit:
         self._extra: set[Member] = set()
         """Connections that were accepted beyond the limit."""
         self._addresses: Counter[str | None] = Counter()
+        self._entered = 0
+        """Connections since the start."""
+        self._newest = min(NEWEST, most // 4)
         self._all = _Waits()
         self._of: dict[str | None, _Waits] = {}
 
@@ -64,9 +73,9 @@ class ConnectionLimit:
             return True
         count, is_full = self._addresses[address], len(self._members) >= self.most
         own = self._of.get(address)
-        if own is not None and (not is_full or 2 * count > self.most) and self._evict(own.longest()):
+        if own is not None and (not is_full or 2 * count > self.most) and self._evict(self._longest(own)):
             return True
-        if is_full and self._evict(self._all.longest()):
+        if is_full and self._evict(self._longest(self._all)):
             return True
         return len(self._members) < self.most + RESERVE
 
@@ -86,11 +95,12 @@ class ConnectionLimit:
 
     def make_room(self) -> bool:
         """Evict the connection that has waited longest. Return False if none waits."""
-        return self._evict(self._all.longest())
+        return self._evict(self._longest(self._all))
 
     def enter(self, member: Member) -> None:
         """Count a new connection, which waits for the first bytes of its client."""
         self._members.add(member)
+        self._entered += 1
         self._addresses[member.address] += 1
         if self.is_crowded(member.address):
             self._extra.add(member)
@@ -116,14 +126,17 @@ class ConnectionLimit:
             idle: True while it waits for a request; False for the rest of a request, or for the client to read.
         """
         if member in self._members:
-            self._all.add(member, idle=idle)
-            self._of.setdefault(member.address, _Waits()).add(member, idle=idle)
+            self._all.add(member, self._entered, idle=idle)
+            self._of.setdefault(member.address, _Waits()).add(member, self._entered, idle=idle)
 
     def work(self, member: Member) -> None:
         """Note that a connection no longer waits for its client."""
         self._all.remove(member)
         if (own := self._of.get(member.address)) is not None:
             own.remove(member)
+
+    def _longest(self, waits: _Waits) -> Member | None:
+        return waits.longest(self._entered - self._newest)
 
     def _evict(self, member: Member | None) -> bool:
         if member is None:
@@ -140,26 +153,31 @@ class _Waits:
     __slots__ = ("_idle", "_slow")
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[Member, None] = OrderedDict()
-        self._slow: OrderedDict[Member, None] = OrderedDict()
+        self._idle: OrderedDict[Member, int] = OrderedDict()
+        self._slow: OrderedDict[Member, int] = OrderedDict()
 
-    def add(self, member: Member, *, idle: bool) -> None:
+    def add(self, member: Member, entered: int, *, idle: bool) -> None:
+        """Note that a connection waits since that many had entered."""
         here, there = (self._idle, self._slow) if idle else (self._slow, self._idle)
         there.pop(member, None)
-        here.setdefault(member)
+        here.setdefault(member, entered)
 
     def remove(self, member: Member) -> None:
         self._idle.pop(member, None)
         self._slow.pop(member, None)
 
-    def longest(self) -> Member | None:
+    def longest(self, entered: int) -> Member | None:
         """Return the connection to evict: an idle one, which loses nothing, unless nearly all are slow.
 
-        A client that has just connected counts as idle too. Among many slow ones it must not be evicted before it has
-        sent its request.
+        A client that has just connected counts as idle too. Among slow ones it must not be evicted before its request
+        is read.
+
+        Args:
+            entered: An idle connection that waits since more had entered is evicted only if none is slow.
         """
         first, then = self._idle, self._slow
-        if len(then) > TIMES_FREE * len(first):
+        since = next(iter(first.values()), 0)
+        if len(then) > TIMES_FREE * len(first) or (then and since > entered):
             first, then = then, first
         return next(iter(first or then), None)
 

@@ -14,6 +14,7 @@ import anyio.lowlevel
 
 from staged_pool.api.limits.allowance import Allowances
 from staged_pool.api.limits.connection_limit import ConnectionLimit
+from staged_pool.api.limits.gc_pauses import GcPauses
 from staged_pool.api.limits.loop_lag import LoopLag
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 
@@ -47,6 +48,8 @@ class ServerState:
         """Allowances of clients for frames that lead to no response."""
         self.lag = LoopLag()
         """Lag of the server's event loop."""
+        self.gc = GcPauses()
+        """Pauses of the garbage collector while the server runs."""
         self.leaving = False
         """True once the server shuts down: idle connections close."""
         self._leave: Final[set[Callable[[], None]]] = set()
@@ -54,6 +57,11 @@ class ServerState:
         self._gone = anyio.Event()
         self.forget_memory = self.memory.listen(self._on_pressure, lambda: self.requests > 0)
         """Stops to follow the pressure of a memory governor that outlives this server."""
+
+    async def watch(self) -> None:
+        """Measure the lag of the event loop and the pauses of collections until cancelled."""
+        with self.gc.watched():
+            await self.lag.watch()
 
     @property
     def keeps_alive(self) -> bool:

@@ -120,10 +120,11 @@ _IDS: Final[Mapping[str, str]] = {
 
 _FORM: Final[Schema] = {
     "type": "object",
-    "description": "The fields of the JSON body, each as JSON or as a text. Files are images, which become inputs.",
+    "description": "The fields of the JSON body, each as JSON or as a text. Files are images and videos: inputs.",
     "properties": {
         "input": {"description": "Texts, one a part."},
         "image": {"description": "Image files, or their URLs, one a part."},
+        "video": {"description": "Video files, or their URLs, one a part."},
     },
 }
 

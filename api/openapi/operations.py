@@ -224,7 +224,12 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     },
     "/ready": get("Readiness of the server", answer=served.Ready, unready=served.NotReady),
     "/load": get("Load of the server, for a router", answer=served.Load),
-    "/stages": get("State of every stage", answer=served.Stages, text="The data of the page at /."),
+    "/stages": get("State of every stage", answer=served.Stages),
+    "/stages/live": get(
+        "Rates of every stage, four times a second",
+        content_types=("text/event-stream",),
+        text="Server-sent events, which the page at / shows. Each is a whole JSON object. The answer never ends.",
+    ),
     "/flush_cache": {
         "POST": Operation(
             summary="Clear all caches",

@@ -22,6 +22,8 @@ _IDS: Final[Schema] = {**_ANY_IDS, "minItems": 1}
 _URL: Final[Schema] = {
     "anyOf": [_TEXT, {"type": "object", "properties": {"url": _TEXT}, "required": ["url"]}],
 }
+_FRAMES: Final[Schema] = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
+"""A video, or its frames."""
 _PART: Final[Schema] = {
     "anyOf": [
         {
@@ -33,6 +35,8 @@ _PART: Final[Schema] = {
             (["text", "input_text"], "text", _TEXT),
             (["image_url", "input_image"], "image_url", _URL),
             (["image"], "image", _TEXT),
+            (["video_url"], "video_url", _URL),
+            (["video"], "video", _FRAMES),
         )
     ]
 }
@@ -49,6 +53,7 @@ _OBJECT: Final[Schema] = {
     "anyOf": [
         {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
         {"type": "object", "properties": {"image": _TEXT}, "required": ["image"]},
+        {"type": "object", "properties": {"video": _TEXT}, "required": ["video"]},
     ]
 }
 _OBJECTS: Final[Schema] = {"type": "array", "items": {"anyOf": [_TEXT, *_OBJECT["anyOf"]]}, "minItems": 1}
@@ -60,6 +65,8 @@ UNTYPED: Final[Mapping[str, Schema]] = {
     "text": _TEXT_OR_NULL,
     "image": _TEXT_OR_NULL,
     "image_url": {"anyOf": [*_URL["anyOf"], {"type": "null"}]},
+    "video": {"anyOf": [*_FRAMES["anyOf"], {"type": "null"}]},
+    "video_url": {"anyOf": [*_URL["anyOf"], {"type": "null"}]},
     "uuid": _TEXT_OR_NULL,
     "messages": {"anyOf": [*_CHATS["anyOf"], {"type": "null"}]},
     "normalize": {"not": {}},

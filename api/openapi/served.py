@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.openapi.answers import AnswerSchema
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
@@ -158,18 +159,31 @@ class Ready(AnswerSchema):
     models: list[ModelCard]
 
 
+class LoadingModel(AnswerSchema):
+    """The load that runs now."""
+
+    model: str
+    phase: Literal["download", "weights", "warm-up"]
+    percent: int | None
+    """Downloaded part; null in the other phases."""
+
+
 class NotReady(AnswerSchema):
     """The server accepts no requests."""
 
     ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
     reason: str
+    loading: LoadingModel | msgspec.UnsetType = msgspec.UNSET
+    """Only while models load, and once a phase has begun."""
 
 
 class Stages(AnswerSchema):
-    """State of every stage of every model and pipeline."""
+    """State of every stage of every model and pipeline, and of the HTTP side."""
 
     models: Mapping[str, EngineStatistics]
     pipelines: Mapping[str, PipelineStatistics]
+    http: HttpStatistics | None
+    """None: no front has reported yet."""
 
 
 Anything: TypeAlias = Any

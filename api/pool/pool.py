@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,10 @@ class Pool(EncodePool):
     def embed(
         self, inputs: Inputs | Iterable[Content], *, progress: Progress = False, **options: Unpack[EmbedOptions]
     ) -> EmbedResult:
-        """Embed each input; see `Engine.embed`."""
+        """Embed each input; see `Engine.embed`. With `late_chunking` all texts are one request."""
+        if options.get("late_chunking"):
+            texts = cast("Sequence[str]", tuple(arguments.each(inputs)))
+            return self.call(lambda engine: engine.embed(texts, **options))
         call = call_of(Engine.embed, arguments.each(inputs), options, progress=progress)
         return joining.join_vectors(self._results(call))
 

@@ -91,6 +91,7 @@ __all__ = [
     "UnusableMedia",
     "UrlNotAllowed",
     "Usage",
+    "Video",
     "VllmPlugin",
     "__version__",
     "open_engine",
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
         ScoreRequest,
         TextInput,
         TokenClassifyRequest,
+        Video,
     )
     from staged_pool.runtime.results import (
         ClassifyResult,
@@ -192,6 +194,7 @@ else:
             "ScoreRequest",
             "TextInput",
             "TokenClassifyRequest",
+            "Video",
         ),
         "staged_pool.runtime.results": (
             "ClassifyResult",

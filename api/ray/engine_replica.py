@@ -11,7 +11,7 @@ import anyio.to_thread
 import ray
 from ray import serve
 
-from staged_pool.api.process_memory import release_weight_pages, tune_garbage_collector
+from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
 from staged_pool.ray.door import Door, open_door
 from staged_pool.ray.object_store import Received
 from staged_pool.ray.options import LEAD_S
@@ -22,7 +22,6 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.engine.host_loop import OwnTask
 from staged_pool.runtime.engine.open import governor_for
-from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.remote.line import BEAT_S
 from staged_pool.stages.exception_groups import single_errors
@@ -91,7 +90,7 @@ class EngineReplica:
                 open_desk = await anyio.to_thread.run_sync(_opener)
                 async with open_desk(models, memory) as self._desk:
                     tune_garbage_collector()
-                    await anyio.to_thread.run_sync(_release_memory_of_loading)
+                    await anyio.to_thread.run_sync(release_memory_of_loading)
                     background.start_soon(_tell_states, self._desk)
                     name, host = serve.get_replica_context().replica_tag, ray.util.get_node_ip_address()
                     async with open_door(self._desk, host, name, self._received) as door:
@@ -112,8 +111,3 @@ async def _tell_states(desk: FrontDesk) -> None:
     while True:
         desk.tell_states()
         await anyio.sleep(BEAT_S)
-
-
-def _release_memory_of_loading() -> None:
-    give_back_freed_memory()
-    release_weight_pages()

@@ -65,6 +65,10 @@ class LineRegistry(EngineRegistry):
         peers = self._peers[engine.card.name]
         return min(peers, key=self._rank) if len(peers) > 1 else engine
 
+    def _comes_back(self, engine: Engine) -> bool:
+        """Tell that no engine does: a new replica comes with an engine of its own."""
+        return False
+
     def _elsewhere(self, name: str, tried: Sequence[Engine]) -> Engine | None:
         others = [engine for engine in self._peers[name] if engine not in tried and not self._avoids(engine)]
         return min(others, key=self._rank, default=None)

@@ -76,7 +76,7 @@ def _chat(messages: list[dict[str, Any]], fields: ChatFields, where: str, index:
         continue_final_message=bool(fields.continue_final_message),
         template_arguments=fields.chat_template_kwargs or {},
     )
-    return with_options(chat, fields.image_options())
+    return with_options(chat, fields.media_options())
 
 
 def _none_of(where: str, index: int | None) -> InvalidInput:

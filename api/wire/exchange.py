@@ -11,6 +11,7 @@ from staged_pool.api.wire import extract_images, forms, json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits
 from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ENGINE_WORDS, Words
 from staged_pool.stages.work import Request
@@ -63,7 +64,18 @@ class Received(Generic[W]):
         placed: The path names the model, so the body's `model` is ignored.
     """
 
-    __slots__ = ("_body", "_boundary", "_card", "_limits", "_placed", "_read", "_request_id", "_writer", "words")
+    __slots__ = (
+        "_body",
+        "_boundary",
+        "_card",
+        "_limits",
+        "_placed",
+        "_read",
+        "_request_id",
+        "_writer",
+        "dimensions",
+        "words",
+    )
 
     def __init__(
         self,
@@ -86,6 +98,8 @@ class Received(Generic[W]):
         self._writer: W | None = None
         self.words: Words = ENGINE_WORDS
         """The caller's names of the request's fields, set by `decode`."""
+        self.dimensions: int | None = None
+        """Numbers of a vector that the caller asks for, set by `decode`. None: all."""
 
     def decode(self) -> Request:
         """Decode the body; call it once. Runs in the parse stage."""
@@ -97,6 +111,8 @@ class Received(Generic[W]):
                 form = forms.read_form(body, self._boundary, self._limits)
                 request, self._writer = extract_images.read_marked(self._read_json, form)
         self.words = request.words
+        if isinstance(request, EmbedRequest):
+            self.dimensions = request.dimensions
         return replace(request, model=None) if self._placed else request
 
     def _read_json(self, body: Body) -> tuple[Request, W]:

@@ -1,8 +1,8 @@
-"""Forms (multipart/form-data, RFC 7578), converted to JSON with files as images.
+"""Forms (multipart/form-data, RFC 7578), converted to JSON with files as images and videos.
 
 A field of the form becomes the field of the same name. Its value is parsed as JSON if possible, otherwise it is a text.
-The parts `input`, `image`, `images`, `images[]` and `file` become the inputs, in their order. A file is never stored,
-and its name is ignored.
+The parts `input`, `image`, `images`, `images[]`, `video`, `videos`, `videos[]` and `file` become the inputs, in their
+order. A file is never stored, and its name is ignored. In `input` and `file` it is a video if its type says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SLICE: Final = 2**16
 """Bytes that are parsed in one step."""
 
 _IMAGES: Final = frozenset({"image", "images", "images[]", "file"})
-_INPUTS: Final = _IMAGES | {"input"}
+_VIDEOS: Final = frozenset({"video", "videos", "videos[]"})
+_INPUTS: Final = _IMAGES | _VIDEOS | {"input"}
 _OPENS_JSON: Final = ("[", "{", '"')
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it logs a warning for malformed forms
@@ -128,12 +129,13 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
         data = b"".join(part.data)  # releases the GIL if it is large
         is_file = b"filename" in options
         if is_file and name in _INPUTS:
-            inputs.append({"image": marked.add(data)})
+            inputs.append({"video" if _is_video(name, part) else "image": marked.add(data)})
         elif is_file:
             known = ", ".join(sorted(_INPUTS))
             raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
-        elif name in _IMAGES:  # a URL or base64; or the image itself, from clients that send no file name
-            inputs.append({"image": data.decode() if _is_text(data) else marked.add(data)})
+        elif name in _IMAGES | _VIDEOS:  # a URL or base64; or the image itself, from clients that send no file name
+            media = "video" if name in _VIDEOS else "image"
+            inputs.append({media: data.decode() if _is_text(data) else marked.add(data)})
         elif name == "input":
             value = _input(_text(data, name))
             inputs += value if isinstance(value, list) else [value]
@@ -145,6 +147,13 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
         fields["input"] = inputs
     marked.json = msgspec.json.encode(fields)
     return marked
+
+
+def _is_video(name: str, part: _Part) -> bool:
+    """Return True for the file of a video, by its field or its type."""
+    if name in _VIDEOS:
+        return True
+    return name in ("file", "input") and part.headers.get(b"content-type", b"").strip().lower().startswith(b"video/")
 
 
 def _is_text(data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Estimate of the number of images in a body that is not decoded yet.
+"""Estimate of the number of images and videos in an undecoded body.
 
 The front door uses it for admission. The estimate may be wrong, because parse counts again. It must be cheap for a body
 of megabytes, and None if it is unknown.
@@ -21,15 +21,17 @@ BLOCK_BYTES: Final = 2**12
 KEPT_BYTES: Final = 2**17
 """Maximum bytes of the other blocks that are searched: about 0.3 ms."""
 
-_KEYS: Final = (b'"image_url":', b'"image":', b'"image_base64":')
-"""Fields that hold one image each."""
-_DATA_URL: Final = b'"data:image/'
+_KEYS: Final = (b'"image_url":', b'"image":', b'"image_base64":', b'"video_url":', b'"video":', b'"video_base64":')
+"""Fields that hold one image or video each."""
+_DATA_URLS: Final = (b'"data:image/', b'"data:video/')
 _LIST: Final = re.compile(rb'"images"\s*:\s*\[')
 _INPUT: Final = re.compile(rb'"input"\s*:\s*(\[)?')
 _IS_IMAGES: Final = re.compile(rb'"modality"\s*:\s*"image"')
-_TRACES: Final = (b'"image', b'"data:', b'"modality"')
+_TRACES: Final = (b'"image', b'"video', b'"data:', b'"modality"')
 """Bytes of which every body with images has some; others have them only in texts that begin in this way."""
-_IMAGE_PART: Final = re.compile(rb'filename\*?=|name="?(?:image|images|images\[\]|file)"?[\r\n;]', re.IGNORECASE)
+_IMAGE_PART: Final = re.compile(
+    rb'filename\*?=|name="?(?:image|images|images\[\]|video|videos|videos\[\]|file)"?[\r\n;]', re.IGNORECASE
+)
 _PART_HEAD_BYTES: Final = 512
 _MOST: Final = 1000
 
@@ -53,7 +55,7 @@ def count_images(body: bytes | bytearray, content_type: bytes = b"", *, only_ima
     listed = _strings_behind(_LIST.search(text), text)
     if only_images or _IS_IMAGES.search(text):
         listed = max(listed, _strings_behind(_INPUT.search(text), text))
-    return max(sum(map(text.count, _KEYS)) + listed, text.count(_DATA_URL)) or None
+    return max(sum(map(text.count, _KEYS)) + listed, sum(map(text.count, _DATA_URLS))) or None
 
 
 def _without_images(body: bytes | bytearray) -> tuple[bytes, bool]:

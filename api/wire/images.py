@@ -1,19 +1,20 @@
-"""Images in requests: URLs, data URLs, base64, and parts of messages and documents."""
+"""Images and videos in requests: URLs, data URLs, base64, and parts of messages and documents."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from staged_pool.api.wire import extract_images
-from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
+from staged_pool.api.wire.data_urls import decode_base64, decode_data_url, decode_frames, is_frames
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.runtime.media.urls import MAX_URL_CHARACTERS
-from staged_pool.runtime.requests import Chat, Content, Image, TextInput
+from staged_pool.runtime.requests import Chat, Content, Image, TextInput, Video
+from staged_pool.runtime.video_frames import MAX_FRAMES, join_frames
 from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
 
 T = TypeVar("T")
@@ -23,27 +24,38 @@ _BACKGROUND: Final = "rgba_background_color"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
 
 
+class MediaOptions(NamedTuple):
+    """Options of the images and of the videos of a request, see `Image.options`."""
+
+    images: Mapping[str, object]
+    videos: Mapping[str, object]
+
+
 class ImageFields(msgspec.Struct, kw_only=True):
-    """Fields with settings for the preprocessing of images."""
+    """Fields with settings for the preprocessing of images and videos."""
 
     mm_processor_kwargs: dict[str, Any] | None = None
-    """Settings of the model's image processor."""
+    """Settings of the model's processor of images and videos."""
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    """Settings by kind of media; for `image`, only `rgba_background_color`: the colour behind transparent pixels."""
+    """Settings by kind of media.
 
-    def image_options(self) -> Mapping[str, object]:
-        """Return the options of each image, see `Image.options`.
+    For `image`, only `rgba_background_color`: the colour behind transparent pixels. For `video`, the choice of frames.
+    """
+
+    def media_options(self) -> MediaOptions:
+        """Return the options of each image and each video.
 
         Raises:
             InvalidInput: `rgba_background_color` is not a colour. The model checks the other options.
         """
         options = dict(self.mm_processor_kwargs or {})
+        videos = {**options, **(self.media_io_kwargs or {}).get("video", {})}
         reading = (self.media_io_kwargs or {}).get("image", {})
         if _BACKGROUND in reading:
             options[_BACKGROUND] = colour = reading[_BACKGROUND]
             if not _is_colour(colour):
                 raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
-        return options
+        return MediaOptions(options, videos)
 
 
 def _is_colour(value: object) -> bool:
@@ -59,11 +71,15 @@ class ContentPart(msgspec.Struct):
     """`{"url": ...}`, or the URL."""
     image: Any = None
     """A URL, a data URL, or the image in base64."""
+    video_url: Any = None
+    """`{"url": ...}`, or the URL."""
+    video: Any = None
+    """A URL, a data URL, the video in base64, or a list of frames."""
     uuid: Any = None
-    """The client's name of the image."""
+    """The client's name of the image or the video."""
 
     def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
-        """Return the text or the image of the part.
+        """Return the text, the image or the video of the part.
 
         Args:
             where: Path of the part, such as `messages[0].content[1]`.
@@ -86,8 +102,16 @@ class ContentPart(msgspec.Struct):
                 return self._image(given, path, index, bare=False)
             case "image":
                 return self._image(self.image, f"{where}.image", index, bare=True)
+            case "video_url":
+                given, path = self.video_url, f"{where}.video_url"
+                if isinstance(given, Mapping):
+                    given, path = given.get("url"), f"{path}.url"
+                return self._image(given, path, index, bare=False, moving=True)
+            case "video":
+                return self._image(self.video, f"{where}.video", index, bare=True, moving=True)
             case _:
-                what = f"`{shortened(kind)}` is not supported; `text`, `image_url`, `input_image` and `image` are"
+                known = "`text`, `image_url`, `input_image`, `image`, `video_url` and `video` are"
+                what = f"`{shortened(kind)}` is not supported; {known}"
                 raise field_error(f"{where}.type", what, index)
 
     def _text(self, where: str, index: int | None) -> str:
@@ -97,14 +121,19 @@ class ContentPart(msgspec.Struct):
             raise field_error(f"{where}.text", "expected a text", index)
         return self.text
 
-    def _image(self, given: object, where: str, index: int | None, *, bare: bool) -> Image:
+    def _image(self, given: object, where: str, index: int | None, *, bare: bool, moving: bool = False) -> Image:
         if given is None:
             raise field_error(where, "this field is required", index)
-        if not isinstance(given, str):
-            raise field_error(where, "expected a text", index)
+        if not isinstance(given, str) and not (moving and bare and isinstance(given, list)):
+            what = "expected a text or a list of frames" if moving and bare else "expected a text"
+            raise field_error(where, what, index)
         if self.uuid is not None and not isinstance(self.uuid, str):
-            raise field_error(f"{where.rpartition('.image')[0]}.uuid", "expected a text", index)
-        return replace(read_image(given, where, index, bare=bare), key=self.uuid)
+            kind = ".video" if moving else ".image"
+            raise field_error(f"{where.rpartition(kind)[0]}.uuid", "expected a text", index)
+        if isinstance(given, list):
+            return replace(read_frames(given, where, index), key=self.uuid)
+        read = read_video if moving else read_image
+        return replace(read(given, where, index, bare=bare), key=self.uuid)
 
 
 def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
@@ -120,9 +149,40 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
         InvalidInput: The value is none of these, is invalid base64, or is empty.
         UrlNotAllowed: The URL has another scheme.
     """
+    return Image(_source(given, where, index, bare=bare, kind="image"))
+
+
+def read_video(given: str, where: str, index: int | None, *, bare: bool) -> Video:
+    """Read a video from a URL, a data URL or base64; see `read_image`.
+
+    A data URL of the type `video/jpeg` holds ready frames, with commas between them.
+    """
+    return Video(_source(given, where, index, bare=bare, kind="video"))
+
+
+def read_frames(given: Sequence[object], where: str, index: int | None) -> Video:
+    """Read a video from its frames, which are images in base64 or as data URLs.
+
+    Raises:
+        InvalidInput: There are no frames, one of them is a URL, or see `read_image`.
+    """
+    found: list[bytes] = []
+    for place, each in enumerate(given):
+        path = f"{where}[{place}]"
+        frame = _source(each, path, index, bare=True, kind="image") if isinstance(each, str) else ""
+        if isinstance(frame, str):
+            raise _bad(path, "expected a frame as a data URL or in base64; frames are not fetched", index)
+        found.append(frame)
+    if not 1 <= len(found) <= MAX_FRAMES:
+        raise _bad(where, f"expected 1 to {MAX_FRAMES} frames", index)
+    return Video(join_frames(found))
+
+
+def _source(given: str, where: str, index: int | None, *, bare: bool, kind: Literal["image", "video"]) -> bytes | str:
+    """Return the bytes of an image or a video, or its URL; see `read_image`."""
     held = extract_images.take(given)
     if isinstance(held, bytes):
-        return Image(_not_empty(held, where, index))
+        return _not_empty(held, where, index, kind)
     if held is None:
         given = given.strip()
     characters = memoryview(given.encode(errors="replace")) if held is None else held
@@ -131,23 +191,30 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
     if name in _URLS:
         if held is not None or len(given) > MAX_URL_CHARACTERS:
             raise _bad(where, f"expected a URL of at most {MAX_URL_CHARACTERS} characters", index)
-        return Image(given)
+        return given
     if name != b"data" and (scheme or not bare):
         kinds = "a URL (http, https, file or data)"
         what = f"expected {kinds}, or base64" if bare else f"expected {kinds}"
         raise _bad(where, what, index, error=UrlNotAllowed if scheme else InvalidInput)
+    if kind == "video" and is_frames(characters):
+        frames = decode_frames(characters, in_lines=held is None)
+        if frames is None:
+            what = "expected frames in base64 with commas between them, as in data:video/jpeg;base64,...,..."
+            raise _bad(where, what, index)
+        return join_frames(frames)
     # The value of a mark is unescaped and without line breaks: one that is left in it is not allowed in JSON.
     decode = decode_data_url if scheme else decode_base64
     decoded = decode(characters, in_lines=held is None)
     if decoded is None:
-        like = " after the comma of a data URL, as in data:image/png;base64,..." if scheme else ""
+        example = "data:image/png;base64,..." if kind == "image" else "data:video/mp4;base64,..."
+        like = f" after the comma of a data URL, as in {example}" if scheme else ""
         raise _bad(where, f"expected base64 (RFC 4648, section 4 or 5){like}", index)
-    return Image(_not_empty(decoded, where, index))
+    return _not_empty(decoded, where, index, kind)
 
 
-def _not_empty(data: bytes, where: str, index: int | None) -> bytes:
+def _not_empty(data: bytes, where: str, index: int | None, kind: str) -> bytes:
     if not data:
-        raise _bad(where, "the image is empty", index)
+        raise _bad(where, f"the {kind} is empty", index)
     return data
 
 
@@ -196,18 +263,19 @@ def plain(content: Content) -> str | None:
 
 def _echoed(image: Image) -> dict[str, object]:
     url = image.source if isinstance(image.source, str) else "data:,"
-    part: dict[str, object] = {"type": "image_url", "image_url": {"url": url}}
+    kind = "video_url" if isinstance(image, Video) else "image_url"
+    part: dict[str, object] = {"type": kind, kind: {"url": url}}
     return part if image.key is None else {**part, "uuid": image.key}
 
 
-def with_options(given: T, options: Mapping[str, object]) -> T:
-    """Return an input, query or document with options set on each of its images."""
+def with_options(given: T, options: MediaOptions) -> T:
+    """Return an input, query or document with options on its images and videos."""
     changed: Any = given
     match given:
         case Image():
-            changed = replace(given, options=options)
+            changed = replace(given, options=options.videos if isinstance(given, Video) else options.images)
         case Chat():
-            changed = given.with_images([replace(image, options=options) for image in given.images])
+            changed = given.with_images([with_options(image, options) for image in given.images])
         case TextInput(source=Chat() as chat) if chat.images:
             changed = replace(given, source=with_options(chat, options))
-    return changed if options else given
+    return changed if any(options) else given

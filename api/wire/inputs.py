@@ -71,7 +71,7 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[T
     sources, places = _conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
     if modality == "image":
         sources = [_named_image(source, index) for index, source in enumerate(sources)]
-    options = fields.image_options()
+    options = fields.media_options()
     inputs = tuple(
         with_options(source, options) if isinstance(source, Image) else _text_input(source, fields)
         for source in sources

@@ -10,7 +10,7 @@ from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.encodings import EmbedDType, Encoding
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
-from staged_pool.api.wire.images import read_image
+from staged_pool.api.wire.images import read_image, read_video
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image
 
@@ -27,11 +27,13 @@ TASKS: Final = (
 
 
 class ObjectInput(msgspec.Struct):
-    """Input object with either a text or an image."""
+    """Input object with either a text, an image or a video."""
 
     text: str | None = None
     image: str | None = None
     """A URL, a data URL, or the image in base64."""
+    video: str | None = None
+    """A URL, a data URL, or the video in base64."""
     role: Any = None
     """Set in a message of a conversation, which is not an input object."""
 
@@ -47,7 +49,7 @@ def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Input
         The inputs and their paths; None if the list holds messages.
 
     Raises:
-        InvalidInput: An object has neither a text nor an image, or both.
+        InvalidInput: An object has neither a text nor an image nor a video, or several of them.
     """
     depth, _ = json_decode.shape(raw)
     if depth == 0:
@@ -61,15 +63,20 @@ def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Input
 
 
 def _ending(given: str | ObjectInput) -> str:
-    """Return the path from an input to its text or image."""
-    return "" if isinstance(given, str) else ".text" if given.image is None else ".image"
+    """Return the path from an input to its text, image or video."""
+    if isinstance(given, str):
+        return ""
+    return ".image" if given.image is not None else ".video" if given.video is not None else ".text"
 
 
 def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Image:
     if isinstance(given, str):
         return given
-    if (given.text is None) == (given.image is None):
-        raise field_error(where, "expected an object with either `text` or `image`, or a message with a `role`", index)
+    if (given.text, given.image, given.video).count(None) != 2:
+        what = "expected an object with either `text`, `image` or `video`, or a message with a `role`"
+        raise field_error(where, what, index)
+    if given.video is not None:
+        return read_video(given.video, f"{where}.video", index, bare=True)
     if given.image is not None:
         return read_image(given.image, f"{where}.image", index, bare=True)
     return given.text or ""

@@ -20,7 +20,8 @@ from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StageFailed
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
-_PARTS: Final = frozenset({"type", "text", "image", "image_url", "uuid"})
+_KINDS: Final = ("text", "image", "image_url", "video", "video_url")
+_PARTS: Final = frozenset({"type", "uuid", *_KINDS})
 """Fields of a text or an image as a part of a message."""
 
 
@@ -37,8 +38,8 @@ def read_request(body: Body) -> Mapping[str, object]:
 def _content(value: object, where: str, index: int | None = None) -> object:
     if isinstance(value, list) and index is None:
         return [_content(entry, f"{where}[{place}]", place) for place, entry in enumerate(value)]
-    if isinstance(value, dict) and value and value.keys() <= _PARTS and value.keys() & {"text", "image", "image_url"}:
-        default = next(kind for kind in ("text", "image", "image_url") if kind in value)
+    if isinstance(value, dict) and value and value.keys() <= _PARTS and value.keys() & {*_KINDS}:
+        default = next(kind for kind in _KINDS if kind in value)
         return msgspec.convert(value, ContentPart).read(where, index, default=default)
     return value
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.cost import answers, bulk, coldstart, cores, front, memory, overhead, parsing, pool, preprocess
+from perf.cost import answers, bulk, coldstart, cores, front, memory, overhead, parsing, pool, preprocess, traces
 from perf.tools.servers import Options
 
 
@@ -115,6 +115,17 @@ def front_command(
 ) -> None:
     """Requests a second over HTTP/1.1 to a mock model, on one core; rejections; /health."""
     front.run(backend, rounds=rounds, seconds=seconds)
+
+
+@main.command("traces")
+def traces_command(
+    *,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; each has every server once.")] = 9,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Seconds of one load.")] = 2.0,
+) -> None:
+    """Throughput with traces off, for one request in a hundred, and for all."""
+    traces.run(backend, rounds=rounds, seconds=seconds)
 
 
 @main.command("answers")

@@ -189,14 +189,15 @@ def _measure(
     seconds: float,
 ) -> None:
     generate(Load(clients=cell.clients, seconds=min(WARM_UP_S, seconds), patience_s=PATIENCE_S, heeds_429=False))
-    before_s = _cpu_s(server)
+    before_s = cpu_s(server)
     generate.begin(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S, heeds_429=False))
     if cell.probed:
         cell.health.add(probe(seconds))
     cell.loads.append(generate.end())
-    cell.server_s.append(_cpu_s(server) - before_s)
+    cell.server_s.append(cpu_s(server) - before_s)
 
 
-def _cpu_s(server: Server) -> float:
+def cpu_s(server: Server) -> float:
+    """Return the CPU time of a server so far, in seconds."""
     times = psutil.Process(server.process.pid).cpu_times()
     return float(times.user + times.system)

@@ -132,6 +132,8 @@ def main(
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum concurrent requests.")
     ] = EngineConfig().max_requests,
+    trace_endpoint: Annotated[str | None, typer.Option(help="Collector of traces.")] = None,
+    trace_ratio: Annotated[float, typer.Option(help="Part of the requests that are traced.")] = 0.01,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")],
 ) -> None:
     """Serve until a signal, on the first core that this process may use."""
@@ -144,7 +146,8 @@ def main(
     listener = bind("127.0.0.1", port)
 
     async def serve() -> None:
-        server = Server(ServerConfig(), [config], owns_process=True, open_engines=partial(engines_of, model))
+        http = ServerConfig(trace_endpoint=trace_endpoint, trace_ratio=trace_ratio)
+        server = Server(http, [config], owns_process=True, open_engines=partial(engines_of, model))
         await server.run(listener)
 
     run(backend, serve)

@@ -49,7 +49,7 @@ def run(names: Sequence[str], *, requests: int, overload_s: float) -> None:
         if overload_s:
             report.show_table("twice the capacity", OVERLOADED, [_overload_row(each) for each in outcomes])
         for each in outcomes:
-            record.results[each.gateway] = asdict(each) | {"steady": _summary(each)}
+            record.results[each.gateway] = asdict(each) | {"steady": _summary(each), "overload": _overload(each)}
             for failure in each.failures:
                 report.console.print(f"{each.gateway}: {failure}")
             record.show_target(f"{each.gateway}: failed requests", _failed(each), 0, "")
@@ -70,6 +70,14 @@ def _summary(outcome: Outcome) -> dict[str, object]:
         "latency_ms": report.Summary.of(_latencies_ms(outcome)),
         "failures": outcome.failures,
     }
+
+
+def _overload(outcome: Outcome) -> dict[str, object] | None:
+    """Return the counts of the overload, and the percentiles of its times."""
+    if outcome.overload is None:
+        return None
+    found = asdict(outcome.overload).items()
+    return {name: report.Summary.of(value) if isinstance(value, list) else value for name, value in found}
 
 
 def _failed(outcome: Outcome) -> int:

@@ -27,7 +27,7 @@ def tiny_model(folder: Path, kind: str = KIND, **settings: Any) -> EngineConfig:
 
 
 def known_vectors(model: EngineConfig, count: int = TEXTS) -> Mapping[str, NDArray[np.float32]]:
-    """Return texts of 1 to 10 words and their vectors, computed without a server.
+    """Return texts of 1 to 6 words and their vectors, computed without a server.
 
     Raises:
         RuntimeError: Too few texts have vectors that are far apart.
@@ -37,7 +37,7 @@ def known_vectors(model: EngineConfig, count: int = TEXTS) -> Mapping[str, NDArr
     chance = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(400)]
-    texts = [" ".join(chance.choices(words, k=chance.randint(1, 10))) for _ in range(2 * count)]
+    texts = [" ".join(chance.choices(words, k=chance.randint(1, 6))) for _ in range(2 * count)]
     with Pool(model) as pool:
         vectors = np.asarray(pool.embed(texts).embeddings, np.float32)
     chosen: list[int] = []

@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 10.0
 RECOVERED: Final = 1.5
 """Latency that counts as recovered, as a multiple of the unloaded median."""
 
-GAUGES: Final = ("staged_pool_drain_seconds", "staged_pool_lag_seconds")
+GAUGES: Final = ("staged_pool_lane_drain_seconds", "staged_pool_lane_lag_seconds")
 
 KEPT: Final = 0.95
 REJECT_MS: Final = 20.0

@@ -35,6 +35,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge
+from staged_pool.stages.meter import Histogram
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, TIMES_FREE
@@ -84,6 +85,7 @@ class Admission:
         """Time of the last admission; of the start, if there was none."""
         self._rejected: Counter[str] = Counter()
         """Rejected requests since the start, by limit."""
+        self._retry_after = Histogram()
         self._rejected_at = 0.0
         """Time of the last rejection."""
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
@@ -145,9 +147,9 @@ class Admission:
         lane, expected_s = expected = self._delays.quickest(guesses, request_class)
         takes_s = expected_s + self._delays.lag_s(lane, request_class)
         if self.in_flight.total.requests and takes_s > timeout_s:
-            self._count_rejection("deadline")
+            retry_after_s = self._count_rejection("deadline", lane)
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
-            raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=self._delays.drain_s(lane))
+            raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=retry_after_s)
         if (reached := self._limit_reached(body_bytes, guesses, expected, request_class, waits=waits)) is not None:
             return reached
         self._admitted += 1
@@ -291,12 +293,15 @@ class Admission:
 
     def _reject(self, reached: LimitReached) -> Overloaded:
         """Count a rejected request, and return its error."""
-        self._count_rejection(reached.limit)
-        return Overloaded(reached.message, retry_after_s=self._delays.drain_s(reached.lane))
+        return Overloaded(reached.message, retry_after_s=self._count_rejection(reached.limit, reached.lane))
 
-    def _count_rejection(self, limit: str) -> None:
+    def _count_rejection(self, limit: str, lane: Lane) -> float:
+        """Count a rejected request. Returns the seconds after which it may come again."""
         self._rejected[limit] += 1
         self._rejected_at = self._clock()
+        retry_after_s = self._delays.drain_s(lane)
+        self._retry_after.observe(retry_after_s)
+        return retry_after_s
 
     def expects_rejections(self) -> bool:
         """Return True if the last rejection is so recent that more are expected."""
@@ -326,6 +331,8 @@ class Admission:
             max_bytes=config.max_bytes,
             admitted=self._admitted,
             refused=dict(self._rejected),
+            target_delay_s=config.target_delay_s,
+            retry_after=self._retry_after.snapshot(),
             drain_s=max(lane.drain_s for lane in lanes.values()),
             lag_s=max(lane.lag_s for lane in lanes.values()),
             bytes_per_token=self._estimates.bytes_per_token,

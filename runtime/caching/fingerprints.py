@@ -32,7 +32,7 @@ The key is secret, so nobody can search for collisions. By chance 10^12 inputs c
 
 _Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | StagedPoolError
 
-_NUMBERS: Final = struct.Struct("9q")
+_NUMBERS: Final = struct.Struct("11q")
 _SEQUENCE: Final = 0
 _IMAGE: Final = 1
 _NONE: Final = -1
@@ -85,7 +85,7 @@ class Identities:
         made = self._hash.copy()
         # Each number says what follows it, so no two payloads are written alike.
         if isinstance(payload, PreparedImage):
-            made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0))
+            made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0, 0, 0))
             _add_pixels(made, payload.pixels)
             return made.digest()
         ids, first, kept, spans = payload.ids, payload.first_tokens, payload.kept, payload.spans
@@ -99,6 +99,8 @@ class Identities:
                 _NONE if kept is None else len(kept),
                 _NONE if spans is None else len(spans),
                 len(payload.images),
+                payload.looked_up,
+                _NONE if payload.chunks is None else len(payload.chunks),
                 len(ids),
             )
         )
@@ -107,6 +109,8 @@ class Identities:
             made.update(struct.pack(f"{len(kept)}i", *kept))
         for span in spans or ():
             made.update(struct.pack("3q", span.start, span.end, _NONE if span.word is None else span.word))
+        if payload.chunks is not None:
+            made.update(struct.pack(f"{len(payload.chunks)}i", *payload.chunks))
         for pixels in payload.images:
             _add_pixels(made, pixels)
         return made.digest()
@@ -132,7 +136,7 @@ class Identities:
 
 def _add_pixels(made: blake2b, pixels: Pixels) -> None:
     values = np.ascontiguousarray(pixels.values)
-    made.update(f"{values.dtype.str}{values.shape}{pixels.grid};".encode())
+    made.update(f"{values.dtype.str}{values.shape}{pixels.grid}{pixels.steps} {pixels.step_s};".encode())
     made.update(values.reshape(-1).data)
 
 

@@ -14,9 +14,10 @@ from staged_pool.runtime.encoding.inputs import listed
 from staged_pool.runtime.encoding.options import EncodeOptions, Precision, options
 from staged_pool.runtime.encoding.tensors import no_rows, sparse_rows, tensor
 from staged_pool.runtime.joining import join_vectors
-from staged_pool.runtime.model import ModelCard, Role, SparseVector
+from staged_pool.runtime.model import ModelCard, Role
 from staged_pool.runtime.requests import MODEL_MAX, Content, Output
 from staged_pool.runtime.results import EmbedResult
+from staged_pool.runtime.sparse_weights import largest_weights
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.stages.errors import InvalidArgument, Unsupported
 
@@ -82,6 +83,10 @@ def _prompt(card: ModelCard, chosen: EncodeOptions, role: Role | None, wanted: O
             raise Unsupported(f"`{card.name}` reads queries and documents apart: use encode_query or encode_document.")
         return {"prompt": chosen.prompt, "prompt_name": name}
     name = chosen.prompt_name or role
+    task = role or chosen.task
+    if wanted is Output.SPARSE and task in _PROMPTED:  # a Router may send queries another way
+        prompt = card.prompts.get(name or task, "") if chosen.prompt is None else chosen.prompt
+        return {"prompt": prompt, "prompt_name": task}
     if chosen.prompt is not None or name is None:
         return {"prompt": chosen.prompt}
     prompts = {**dict.fromkeys(_PROMPTED, ""), **card.prompts}
@@ -140,17 +145,11 @@ def _sparse(card: ModelCard, chosen: EncodeOptions, result: EmbedResult | None) 
         return no_rows(sparse=chosen.convert_to_sparse_tensor) if to_tensor else []
     vectors = result.sparse or ()
     if chosen.max_active_dims is not None:
-        vectors = tuple(_largest(vector, chosen.max_active_dims) for vector in vectors)
+        vectors = tuple(largest_weights(vector, chosen.max_active_dims) for vector in vectors)
     rows = sparse_rows(vectors, card.vocabulary)
     if not chosen.convert_to_sparse_tensor:
         rows = rows.to_dense()
     return rows if to_tensor else list(rows)
-
-
-def _largest(vector: SparseVector, count: int) -> SparseVector:
-    """Keep the entries with the largest weights."""
-    kept = np.sort(np.argsort(-vector.values, kind="stable")[:count])
-    return SparseVector(vector.indices[kept], vector.values[kept])
 
 
 def _multi_vector(card: ModelCard, chosen: EncodeOptions, result: EmbedResult | None) -> Any:

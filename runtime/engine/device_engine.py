@@ -13,7 +13,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.lanes import LaneParts, admission_of, build_batch_stage
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.engine.reports import engine_load
+from staged_pool.runtime.engine.reports import engine_load, model_facts
 from staged_pool.runtime.engine.stage_group import StageGroup
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, Model, Row
@@ -23,6 +23,7 @@ from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.channel import Channel, Sender
 from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.meter import Histogram
 from staged_pool.stages.scheduling.coalescing import RowReuse
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.recent_mean import RecentMean
@@ -195,6 +196,7 @@ class DeviceEngine:
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of admission and the device. The fronts have those of the other stages."""
         return EngineStatistics(
+            model=model_facts(self.model.card),
             phase=self._life.phase,
             fault=self.fault,
             stall=self.stall(),
@@ -202,12 +204,15 @@ class DeviceEngine:
             cancelled={},
             expired={},
             overdue_preprocess_calls=0,
+            answered=Histogram().snapshot(),  # fronts answer
             stages=self.stages.stage_statistics(),
             priorities={
                 priority: self.stages.priority_statistics(priority, requests=self.admission.requests_of(priority))
                 for priority in Priority
             },
             device=self.stages.device_statistics(),
+            limiters={},
+            fetches={},
             result_cache=None if self.stages.results is None else self.stages.results.statistics,
         )
 

@@ -22,13 +22,13 @@ from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneParts, admission_of
 from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.engine.plugin_api import PluginApi
-from staged_pool.runtime.engine.reports import Reports
+from staged_pool.runtime.engine.reports import CountingCompleter, Reports
 from staged_pool.runtime.engine.request_planner import RequestPlanner
 from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.engine.visits import Visits
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
+from staged_pool.runtime.model import Lane, ModelCard, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
@@ -36,7 +36,6 @@ from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.parse import Completer
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
@@ -47,8 +46,7 @@ from staged_pool.stages.work import Request
 A = TypeVar("A")
 R = TypeVar("R")
 
-_SUBJECT: Final = "The engine"
-"""Subject of the errors of `HostLoop.check`."""
+_SUBJECT: Final = "The engine"  # of the errors of `HostLoop.check`
 
 
 class Engine(EncodeApi, TokenApi, PluginApi, Visits):
@@ -65,7 +63,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         lanes: Mapping[Lane, LaneParts],
         tokenize: Offload,
         offload: Offload,
-        completer: Completer[ModelInput],
+        completer: CountingCompleter,
         shared_cores: int | None,
         options: StageOptions,
         memory: MemoryGovernor,
@@ -115,6 +113,8 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             requests=self._requests,
             life=self._life,
             clock=options.clock,
+            completer=completer,
+            offloads={"preprocess": tokenize, "answers": offload},
             remote=remote,
         )
         self.plugins: Mapping[str, Engine] = {}

@@ -77,6 +77,8 @@ class EngineApi(ABC):
         normalize: bool = True,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        late_chunking: bool = False,
+        offsets: bool = False,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
@@ -94,14 +96,18 @@ class EngineApi(ABC):
             normalize: False returns vectors as pooled.
             prompt_name: Name of the model's prompt to put before each text, such as `query`.
             prompt: Text to put before each text.
-            max_tokens: See the class.
+            late_chunking: Read the texts as the chunks of one document, joined as they are, in one forward. Each chunk
+                gets the pooled vectors of its own tokens. For models with mean pooling.
+            offsets: Return the characters of each token of `multi_vector` in its text.
+            max_tokens: See the class. With `late_chunking`, that of the document.
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
             cache_salt: See the class.
 
         Returns:
-            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`, `token_weights`; `usage.prompt_tokens`.
+            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`, `token_weights`; `offsets`;
+            `usage.prompt_tokens`.
         """
         arguments.whole_number("dimensions", dimensions)
         arguments.text("prompt_name", prompt_name)
@@ -115,6 +121,8 @@ class EngineApi(ABC):
             normalize=normalize,
             prompt_name=prompt_name,
             prompt=prompt,
+            late_chunking=late_chunking,
+            offsets=offsets,
         )
         result: EmbedResult = await self._run(request, arguments.size(given), timeout_s, priority, tenant)
         return result

@@ -19,6 +19,7 @@ from staged_pool.runtime.engine.open_plugins import run_plugin
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.engine.shared_threads import SharedThreads, ThreadNeeds, needs_cores
 from staged_pool.runtime.engine.weight_memory import expected_bytes
+from staged_pool.runtime.load_progress import LoadProgress, load_progress
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
@@ -212,9 +213,10 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         self, served: Sequence[Served[E]], run: RunInThread, admit: Callable[[int], None] | None
     ) -> None:
         """Load and warm up models."""
+        progress = load_progress()
         with_model = [each for each in served if each.has_model]
         for each in with_model:
-            each.found = await run(find_model, each.config)  # before torch is imported
+            each.found = await run(partial(find_model, progress=progress), each.config)  # before torch is imported
         check_names(
             [each.found.name for each in with_model if each.found]
             + [plugin.name for each in served for plugin in each.plugins]
@@ -223,7 +225,7 @@ class EngineGroup(Mapping[str, E], Generic[E]):
             admit(sum([await run(self._expected_bytes, each) for each in with_model]))
         for each in with_model:
             if each.found is not None:
-                each.model = await run(partial(_load, each.config, self._governor.budget), each.found)
+                each.model = await run(partial(_load, each.config, self._governor.budget, progress), each.found)
         self._threads.fit([each.needs for each in self._served])
         loaded = [each.model for each in with_model if each.model is not None]
         if loaded:
@@ -312,11 +314,11 @@ async def run_engines(
         yield engines
 
 
-def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:
+def _load(config: EngineConfig, memory: MemoryBudget, progress: LoadProgress, found: FoundModel) -> LoadedModel:
     leave_out_broken_torchvision()
     from staged_pool.runtime.models.load import load_model  # imports torch, which takes seconds: off the event loop
 
-    return load_model(config, found, memory)
+    return load_model(config, found, memory, progress)
 
 
 def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:

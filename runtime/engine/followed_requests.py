@@ -17,6 +17,7 @@ from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, Overloaded, ScopeEnds
+from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.scheduling.recent_mean import RecentMean
@@ -51,6 +52,8 @@ class FollowedRequests:
         self._empty = anyio.Event()
         self.answered = RecentMean()
         """Requests answered a second, of late."""
+        self.durations = Histogram()
+        """Seconds of answered requests, from admission to the answer."""
         self.cancelled: Counter[str] = Counter()
         """Requests whose caller left before the answer, by stage."""
         self.expired: Counter[str] = Counter()
@@ -129,7 +132,9 @@ class FollowedRequests:
             self._scopes.pop(ticket, None)
             error, elsewhere_s = ticket.error, ticket.timeline.fetch_s
             if error is None:
-                self.answered.count(self._clock())
+                now = self._clock()
+                self.answered.count(now)
+                self.durations.observe(now - arrival.sent_at)
             rejected = isinstance(error, Overloaded)
             self._entrance.leave(reservation, answered=error is None, elsewhere_s=elsewhere_s, rejected=rejected)
             self._note_departure()

@@ -24,6 +24,7 @@ from staged_pool.stages.errors import EngineStopped, StagedPoolError
 from staged_pool.stages.link import Stream
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.trace import Trace, TracedBatch
 from staged_pool.stages.wire import Bytes, WireError
 
 log = get_logger("staged_pool.remote")
@@ -39,6 +40,8 @@ class FrontDesk:
         self.engines: list[DeviceEngine] = []
         """The engine of each model, in the order of the settings."""
         self._fronts: set[_Front] = set()
+        self.on_batch: Callable[[TracedBatch], object] | None = None
+        """Told of batches with traced requests. None: traces are off here."""
 
     def add(self, engine: DeviceEngine, terms: ModelTerms) -> None:
         """Add the next model, before any front is served."""
@@ -246,6 +249,8 @@ class _Front:
         if (ticket := self._open_ticket(message.request)) is None:
             return
         number = self._tickets[message.request][0]
+        if message.trace is not None and (on_batch := self._desk.on_batch) is not None:
+            ticket.timeline.trace = Trace.unpacked(message.trace, on_batch, self._engine(number).model.card.name)
         for lane in message.inputs:
             self._inbox(number, lane)  # it exists
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
+from typing import Protocol
 
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
@@ -10,11 +12,26 @@ from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import BatchLane
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.model import Lane, Preparer
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
-from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, LaneLoad
+from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, LaneLoad, LimiterStatistics, ModelFacts
+from staged_pool.stages.meter import HistogramSnapshot
+from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.parse import Completer
 from staged_pool.stages.scheduling.entries import Priority
+
+
+class CountingCompleter(Completer[ModelInput], Protocol):
+    """A `Completer` that reports on its limits and durations."""
+
+    def limiters(self) -> Mapping[str, LimiterStatistics]:
+        """Return the use of its limits; see `EngineStatistics.limiters`."""
+        ...
+
+    def fetches(self) -> Mapping[str, HistogramSnapshot]:
+        """Return the seconds of its fetches, by outcome; see `EngineStatistics.fetches`."""
+        ...
 
 
 class Reports:
@@ -28,6 +45,8 @@ class Reports:
         requests: The requests in flight.
         life: Phase and fault.
         clock: Clock of the stages, in seconds.
+        completer: Reports on fetches.
+        offloads: Calls outside the event loop, by name; see `EngineStatistics.limiters`.
         remote: The engine process that computes for this engine. None: this process does.
     """
 
@@ -41,6 +60,8 @@ class Reports:
         requests: FollowedRequests,
         life: Lifecycle,
         clock: Callable[[], float],
+        completer: CountingCompleter,
+        offloads: Mapping[str, Offload],
         remote: RemoteModel | None = None,
     ) -> None:
         self._config = config
@@ -50,12 +71,15 @@ class Reports:
         self._requests = requests
         self._life = life
         self._clock = clock
+        self._completer = completer
+        self._offloads = offloads
         self._remote = remote
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the engine."""
         model, stages = self._model, self._stages
         return EngineStatistics(
+            model=model_facts(model.card),
             phase=self._life.phase,
             fault=self._life.fault,
             stall=stages.stall(),
@@ -63,16 +87,37 @@ class Reports:
             cancelled=dict(self._requests.cancelled),
             expired=dict(self._requests.expired),
             overdue_preprocess_calls=stages.overdue_calls(),
-            stages=stages.stage_statistics(),
+            answered=self._requests.durations.snapshot(),
+            stages=stages.stage_statistics(self._oldest_s()),
             priorities={
                 priority: stages.priority_statistics(priority, requests=self._admission.requests_of(priority))
                 for priority in Priority
             },
             device=stages.device_statistics(),
+            limiters=self._limiters(),
+            fetches=self._completer.fetches(),
             image_cache=model.image_cache,
             result_cache=None if stages.results is None else stages.results.statistics,
             plugin=model.host.statistics() if isinstance(model, PluginModel) else None,
         )
+
+    def _limiters(self) -> Mapping[str, LimiterStatistics]:
+        threads = {
+            name: LimiterStatistics.of(offload.limiter)
+            for name, offload in self._offloads.items()
+            if isinstance(offload, ThreadOffload)
+        }
+        return {**threads, **self._completer.limiters()}
+
+    def _oldest_s(self) -> Mapping[str, float]:
+        """Return the seconds since the last progress of the requests in each stage, at most."""
+        now = self._clock()
+        oldest: dict[str, float] = {}
+        for ticket in self._requests.tickets:
+            if (since := ticket.progressed_at) != -inf:
+                stage = ticket.stage
+                oldest[stage] = max(oldest.get(stage, 0.0), now - since)
+        return oldest
 
     def load(self) -> EngineLoad:
         """Return the load of the last seconds. In a front it is that of the engine process."""
@@ -80,6 +125,11 @@ class Reports:
             return self._remote.load
         rate = self._requests.answered.value(self._clock())
         return engine_load(self._config, self._admission, self._stages.batch, rate)
+
+
+def model_facts(card: ModelCard) -> ModelFacts:
+    """Return the facts of a model for its statistics."""
+    return ModelFacts(dtype=card.dtype, device=card.device, width=card.width, load_s=card.load_s)
 
 
 def engine_load(

@@ -72,7 +72,8 @@ class RequestPlanner:
         if len(card.lanes) > 1 and (obstruction := self.obstruction(lanes)):  # with one lane, admission has checked it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if "image" in lanes:
-            check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
+            ticket.timeline.images = sum(len(given.images) for given in plan.inputs)
+            check_images(ticket.timeline.images, self._config.max_request_items)
         reservation = cast(Reservation, ticket.load)
         if reservation.is_in_flight:
             self._count_items(ticket, lanes)

@@ -9,15 +9,15 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
 from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
+from staged_pool.runtime.engine.reports import CountingCompleter
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
-from staged_pool.runtime.model import Lane, ModelInput, Preparer
+from staged_pool.runtime.model import Lane, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.plugins.request import PluginCompleter
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload, ThreadOffload
-from staged_pool.stages.parse import Completer
 from staged_pool.stages.stage import StageOptions
 
 
@@ -57,19 +57,14 @@ async def run_engine(
         remote: The engine process that computes in place of `model`. None: this process does.
         engine_class: Class of the engine.
     """
+    memory, options = memory or MemoryGovernor(UNLIMITED_BYTES), options or StageOptions()
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
         "text": (device, tokenize),
         "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_threads)),
     }
-    memory = memory or MemoryGovernor(UNLIMITED_BYTES)
-    completer: Completer[ModelInput]
     if isinstance(model, PluginModel):
         offloads["plugin"] = (device, model.host.places.threads)
-        completer = PluginCompleter(model.host)
-    else:
-        bodies = memory.budget.bodies
-        completer = ImageCompleter(fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=bodies)
     engine = engine_class(
         config,
         model,
@@ -83,12 +78,26 @@ async def run_engine(
         },
         tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
-        completer=completer,
+        completer=_completer(config, model, fetch, memory, options),
         shared_cores=shared_cores,
-        options=options or StageOptions(),
+        options=options,
         memory=memory,
         remote=remote,
     )
     with single_errors():
         async with engine.running():
             yield engine
+
+
+def _completer(
+    config: EngineConfig, model: Preparer, fetch: Fetch, memory: MemoryGovernor, options: StageOptions
+) -> CountingCompleter:
+    if isinstance(model, PluginModel):
+        return PluginCompleter(model.host)
+    return ImageCompleter(
+        fetch,
+        limit=config.media_limit,
+        limit_bytes=config.max_bytes,
+        memory=memory.budget.bodies,
+        clock=options.clock,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -13,7 +13,13 @@ from anyio.abc import TaskStatus
 
 from staged_pool.runtime.engine.lanes import BatchLane
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics, ReplicaStatistics
+from staged_pool.runtime.statistics import (
+    BatchSizes,
+    DeviceStatistics,
+    PriorityStatistics,
+    RecentBatch,
+    ReplicaStatistics,
+)
 from staged_pool.stages.channel import Channel
 from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
@@ -102,11 +108,20 @@ class StageGroup(ABC):
         for stage in self.stages:
             stage.gave_up = call
 
-    def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage, in the order of `stages`."""
+    def stage_statistics(self, oldest_s: Mapping[str, float] | None = None) -> tuple[StageStatistics, ...]:
+        """Return the statistics of each stage, in the order of `stages`.
+
+        Args:
+            oldest_s: See `StageStatistics.oldest_s`, by stage. None: unknown here.
+        """
         queued = {id(batch): batch.waiting for batch in self.batch.values()}
+        oldest_s = oldest_s or {}
         return tuple(
-            stage.meter.snapshot(channel.waiting + queued.get(id(stage), 0))
+            stage.meter.snapshot(
+                waiting=channel.waiting + queued.get(id(stage), 0),
+                fullness=channel.fullness,
+                oldest_s=oldest_s.get(stage.meter.name, 0.0),
+            )
             for stage, channel in zip(self.stages, self.channels, strict=True)
         )
 
@@ -125,19 +140,46 @@ class StageGroup(ABC):
             ),
         )
 
+    def _recent_batches(self) -> Iterator[RecentBatch]:
+        for lane, stage in self.batch.items():
+            now = stage.meter.now()
+            for batch in stage.results.recent:
+                yield RecentBatch(
+                    lane=lane,
+                    age_s=now - batch.began_at,
+                    seconds=batch.seconds,
+                    items=batch.items,
+                    tokens=batch.tokens,
+                    fill=batch.fill,
+                    trigger=batch.trigger,
+                )
+
     def device_statistics(self) -> DeviceStatistics:
         """Return the work of all devices since the start."""
         batches: Counter[str] = Counter()
         holds: Counter[str] = Counter()
+        hold_s: Counter[str] = Counter()
         for stage in self.batch.values():
             batches += stage.triggers
             holds += stage.holds
+            hold_s.update(stage.hold_seconds())
         results = [stage.results for stage in self.batch.values()]
         done = sum(stage.meter.done for stage in self.batch.values())
         return DeviceStatistics(
             devices=tuple(self._devices()),
             batches=dict(batches),
             holds=dict(holds),
+            hold_s=dict(hold_s),
+            recent=tuple(self._recent_batches()),
+            running_s=max((stage.running_s() for stage in self.batch.values()), default=0.0),
+            sizes={
+                lane: BatchSizes(
+                    items=stage.results.batch_items.snapshot(),
+                    tokens=stage.results.batch_tokens.snapshot(),
+                    fill=stage.results.batch_fill.snapshot(),
+                )
+                for lane, stage in self.batch.items()
+            },
             budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
             items=done - sum(each.coalesced + each.cached_items for each in results),
             coalesced_items=sum(each.coalesced for each in results),

@@ -1,4 +1,4 @@
-"""Fetcher of images that requests name by URL, within the limits of the settings.
+"""Fetcher of images and videos by their URLs, within the limits of the settings.
 
 The server sends requests to URLs that strangers choose, from inside its own network: the danger is server-side request
 forgery. Four rules prevent it:
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,8 +32,8 @@ from staged_pool.runtime.media.files import read_file, too_large
 from staged_pool.runtime.media.http_get import raw_chunks, send_get
 from staged_pool.runtime.media.urls import URL_PARAM, FileUrl, Scheme, WebUrl, read_url, url_not_allowed
 from staged_pool.runtime.network_addresses import literal
-from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnusableMedia
+from staged_pool.runtime.requests import Image, Video
+from staged_pool.stages.errors import InvalidInput, MediaTimedOut, MediaUnavailable, StagedPoolError, UnusableMedia
 
 if TYPE_CHECKING:
     import httpx
@@ -50,6 +50,15 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _RETRYABLE: Final = frozenset({408, 425, 429})
 _NEEDS_CREDENTIALS: Final = frozenset({401, 403, 407})
 """Statuses of hosts that ask for credentials. They do not tell if the image exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Kind of file that is fetched."""
+
+    accept: str
+    """Value of the header `Accept`."""
+    max_bytes: int
 
 
 class MediaFetcher:
@@ -74,7 +83,8 @@ class MediaFetcher:
     ) -> None:
         self._hosts = AllowedHosts.of(config.allow_media_domains)
         self._folder = None if config.allow_media_path is None else Path(config.allow_media_path)
-        self._max_bytes = config.max_image_bytes
+        self._image = _Wanted("image/*", config.max_image_bytes)
+        self._video = _Wanted("video/*", config.max_video_bytes)
         self._timeout_s = config.media_timeout_s
         self._limiter = anyio.CapacityLimiter(config.media_limit)
         self._reads = FileReads(config.media_limit, config.media_timeout_s)
@@ -93,7 +103,7 @@ class MediaFetcher:
         Raises:
             InvalidInput: The URL is malformed.
             UrlNotAllowed: The settings do not allow the URL.
-            TooLarge: The image has more than `config.max_image_bytes`.
+            TooLarge: It has more than `config.max_image_bytes`, or `config.max_video_bytes` for a video.
             UnusableMedia: The host has no such image, or redirects too often.
             MediaUnavailable: The host cannot be found or reached, fails, or asks for credentials; or the disk of a file
                 does not answer.
@@ -101,20 +111,28 @@ class MediaFetcher:
         """
         if not isinstance(image.source, str):
             return image
-        url = read_url(image.source)
+        if not isinstance(image, Video):
+            return replace(image, source=await self._fetch(image.source, self._image))
+        try:
+            return replace(image, source=await self._fetch(image.source, self._video))
+        except (InvalidInput, MediaUnavailable) as error:
+            raise of_video(error) from error
+
+    async def _fetch(self, source: str, wanted: _Wanted) -> bytes:
+        url = read_url(source)
         if isinstance(url, FileUrl):
-            return replace(image, source=await self._read(url))
+            return await self._read(url, wanted.max_bytes)
         self._check_host(url)  # before it takes a slot
         async with self._limiter:
             with anyio.move_on_after(self._timeout_s):
-                return replace(image, source=await self._download(url))
+                return await self._download(url, wanted)
         raise MediaTimedOut(f"The host of the image did not send it within {self._timeout_s:g} s.")
 
-    async def _read(self, url: FileUrl) -> bytes:
+    async def _read(self, url: FileUrl, max_bytes: int) -> bytes:
         folder = self._folder
         if folder is None:
             raise url_not_allowed("names a file, and this server reads no files")
-        return await self._reads.run(partial(self._read_file, folder, url.path, self._max_bytes))
+        return await self._reads.run(partial(self._read_file, folder, url.path, max_bytes))
 
     def _check_host(self, url: WebUrl) -> None:
         if not self._hosts:
@@ -122,9 +140,9 @@ class MediaFetcher:
         if not self._hosts.allow(url.host):
             raise url_not_allowed("leads to a host that this server does not fetch from")
 
-    async def _download(self, url: WebUrl) -> bytes:
+    async def _download(self, url: WebUrl, wanted: _Wanted) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._get(url, await self._addresses(url))
+            found = await self._get(url, await self._addresses(url), wanted)
             if isinstance(found, bytes):
                 return found
             url = self._redirected(url, found)
@@ -154,52 +172,27 @@ class MediaFetcher:
         self._check_host(there)
         return there
 
-    async def _get(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
+    async def _get(self, url: WebUrl, addresses: Sequence[str], wanted: _Wanted) -> bytes | str:
         """Get the bytes of an image, or the target of a redirect."""
         tls = await self._tls_settings(url.scheme)
         import httpx  # `_tls_settings` has imported it in a thread
 
         try:
-            async with send_get(url, addresses, tls) as response:
+            async with send_get(url, addresses, tls, accept=wanted.accept) as response:
                 if response.status_code in _REDIRECTS and (location := _first(response, "location")):
                     return location
-                self._check(response)
+                _check(response, wanted.max_bytes)
                 codings = unpacking.codings(response.headers.get_list("content-encoding"))
-                body = await self._body(response)
+                body = await _body(response, wanted.max_bytes)
             if not codings:
                 return body
             return await anyio.to_thread.run_sync(
-                partial(unpacking.unpack, body, codings, self._max_bytes),
+                partial(unpacking.unpack, body, codings, wanted.max_bytes),
                 abandon_on_cancel=True,
                 limiter=self._unpackers,
             )
         except (httpx.TransportError, OSError):
             raise MediaUnavailable("The host of the image could not be reached, or the connection broke.") from None
-
-    def _check(self, response: httpx.Response) -> None:
-        """Reject a response by its status and headers."""
-        status = response.status_code
-        if status >= 500 or status in _RETRYABLE or status in _NEEDS_CREDENTIALS:
-            raise MediaUnavailable(f"The host of the image answered with status {status}.")
-        if status != 200:
-            raise UnusableMedia(f"The host of the image answered with status {status}.", param=URL_PARAM)
-        length = _first(response, "content-length")
-        if length.isdigit() and int(length) > self._max_bytes:
-            raise too_large(self._max_bytes)
-
-    async def _body(self, response: httpx.Response) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
-        async with raw_chunks(response) as arriving:
-            async for chunk in arriving:
-                await anyio.lowlevel.checkpoint()  # chunks that arrived together come without one
-                size += len(chunk)
-                if size > self._max_bytes:
-                    raise too_large(self._max_bytes)
-                if len(chunks) > FREE_CHUNKS + size // CHUNK_BYTES:
-                    raise MediaUnavailable("The host of the image sent it in too many pieces.")
-                chunks.append(chunk)
-        return b"".join(chunks)
 
     async def _tls_settings(self, scheme: Scheme) -> ssl.SSLContext:
         """Return the settings of TLS. For http, they are unused and trust no certificate."""
@@ -223,3 +216,38 @@ def _import_client() -> ssl.SSLContext:
 def _first(response: httpx.Response, name: str) -> str:
     """Return the first header of a name, or an empty string."""
     return next(iter(response.headers.get_list(name)), "")
+
+
+def _check(response: httpx.Response, max_bytes: int) -> None:
+    """Reject a response by its status and headers."""
+    status = response.status_code
+    if status >= 500 or status in _RETRYABLE or status in _NEEDS_CREDENTIALS:
+        raise MediaUnavailable(f"The host of the image answered with status {status}.")
+    if status != 200:
+        raise UnusableMedia(f"The host of the image answered with status {status}.", param=URL_PARAM)
+    length = _first(response, "content-length")
+    if length.isdigit() and int(length) > max_bytes:
+        raise too_large(max_bytes)
+
+
+async def _body(response: httpx.Response, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async with raw_chunks(response) as arriving:
+        async for chunk in arriving:
+            await anyio.lowlevel.checkpoint()  # chunks that arrived together come without one
+            size += len(chunk)
+            if size > max_bytes:
+                raise too_large(max_bytes)
+            if len(chunks) > FREE_CHUNKS + size // CHUNK_BYTES:
+                raise MediaUnavailable("The host of the image sent it in too many pieces.")
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def of_video(error: InvalidInput | MediaUnavailable) -> StagedPoolError:
+    """Return the error of a fetch with the words for a video."""
+    message = str(error).replace("the image", "the video").replace("The image", "The video")
+    if isinstance(error, InvalidInput):
+        return type(error)(message, param="video_url" if error.param == URL_PARAM else error.param, index=error.index)
+    return type(error)(message, index=error.index)

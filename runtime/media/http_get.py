@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import httpx
 
 _HEADERS: Final = (
-    ("User-Agent", "staged-pool"),
-    ("Accept", "image/*"),
     ("Accept-Encoding", "identity"),
     ("Connection", "close"),
 )
 
 
 @asynccontextmanager
-async def send_get(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -> AsyncIterator[httpx.Response]:
+async def send_get(
+    url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext, *, accept: str
+) -> AsyncIterator[httpx.Response]:
     """Provide the response to a GET request, without its body, for a block.
 
     The connection is closed at the end of the block, without waiting for the host.
@@ -38,6 +38,7 @@ async def send_get(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -
         url: The URL to get.
         addresses: At least one address of its host. The first that accepts a connection is used.
         tls: Settings of TLS, with the trusted certificates. Unused for http.
+        accept: Value of the header `Accept`.
 
     Raises:
         httpx.TransportError: No address accepts a connection, the certificate is not valid or not trusted, or the
@@ -49,7 +50,7 @@ async def send_get(url: WebUrl, addresses: Sequence[str], tls: ssl.SSLContext) -
     try:
         # A transport, not a client: a client keeps cookies, and fails on redirects to URLs that it cannot parse.
         async with httpx.AsyncHTTPTransport(verify=tls, trust_env=False) as transport:
-            response = await _first_answer(transport, url, addresses, connections)
+            response = await _first_answer(transport, url, addresses, connections, accept)
             try:
                 yield response
             finally:
@@ -81,27 +82,29 @@ async def raw_chunks(response: httpx.Response) -> AsyncIterator[AsyncIterator[by
 
 
 async def _first_answer(
-    transport: httpx.AsyncHTTPTransport, url: WebUrl, addresses: Sequence[str], connections: _Connections
+    transport: httpx.AsyncHTTPTransport, url: WebUrl, addresses: Sequence[str], connections: _Connections, accept: str
 ) -> httpx.Response:
     import httpx
 
     *others, last = addresses
     for address in others:
-        request = _request(url, address, connections, connect_s=dns.ADDRESS_TIMEOUT_S)
+        request = _request(url, address, connections, accept=accept, connect_s=dns.ADDRESS_TIMEOUT_S)
         try:
             return await transport.handle_async_request(request)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             continue
-    return await transport.handle_async_request(_request(url, last, connections, connect_s=None))
+    return await transport.handle_async_request(_request(url, last, connections, accept=accept, connect_s=None))
 
 
-def _request(url: WebUrl, address: str, connections: _Connections, *, connect_s: float | None) -> httpx.Request:
+def _request(
+    url: WebUrl, address: str, connections: _Connections, *, accept: str, connect_s: float | None
+) -> httpx.Request:
     import httpx
 
     return httpx.Request(
         "GET",
         httpx.URL(scheme=url.scheme, host=address, port=url.port),
-        headers=[("Host", url.authority), *_HEADERS],
+        headers=[("Host", url.authority), ("User-Agent", "staged-pool"), ("Accept", accept), *_HEADERS],
         extensions={
             "target": url.target.encode(),  # unchanged: httpx would normalize it
             "sni_hostname": url.host,

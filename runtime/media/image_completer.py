@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,8 +14,10 @@ import anyio
 from staged_pool.runtime.memory.budget import ByteAccount, Holding
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Image
+from staged_pool.runtime.statistics import FETCH_OUTCOMES, LimiterStatistics
 from staged_pool.stages.errors import Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.meter import Histogram, HistogramSnapshot
 from staged_pool.stages.ticket import Item
 
 RETRY_AFTER_S: Final = 1.0
@@ -58,15 +61,34 @@ class ImageCompleter:
             it limits memory together with the largest size of an image.
         limit_bytes: Limit in bytes of fetched images that wait for others of their input, over all requests.
         memory: Account of bytes that requests hold. Fetched images count until preprocess has them. None: no limit.
+        clock: Clock of the stages, in seconds.
     """
 
-    def __init__(self, fetch: Fetch, *, limit: int, limit_bytes: int, memory: ByteAccount | None = None) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        *,
+        limit: int,
+        limit_bytes: int,
+        memory: ByteAccount | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._fetch = fetch
         self._memory = memory or ByteAccount(sys.maxsize)
         self.limit = limit
         self._limit_bytes = limit_bytes
         self._waiting_bytes = 0
         self._inputs = anyio.CapacityLimiter(limit)
+        self._clock = clock
+        self._seconds = {outcome: Histogram() for outcome in FETCH_OUTCOMES}
+
+    def limiters(self) -> Mapping[str, LimiterStatistics]:
+        """See `CountingCompleter.limiters`."""
+        return {"fetch": LimiterStatistics.of(self._inputs)}
+
+    def fetches(self) -> Mapping[str, HistogramSnapshot]:
+        """See `CountingCompleter.fetches`."""
+        return {outcome: seconds.snapshot() for outcome, seconds in self._seconds.items()}
 
     @property
     def fetching(self) -> int:
@@ -103,7 +125,7 @@ class ImageCompleter:
         if ticket.settled:
             return
         try:
-            image = await self._fetch(images[place])
+            image = await self._timed(images[place])
             if not fetched.held.take(len(image.source)):
                 raise Overloaded(
                     "The server has no memory left for another fetched image.", retry_after_s=RETRY_AFTER_S
@@ -117,6 +139,19 @@ class ImageCompleter:
             log.error("media.fetch_failed", exc_info=error)
             failed = StageFailed("an image could not be fetched: a bug of the server", stage="fetch")
             ticket.fail_input(item.index, failed)
+
+    async def _timed(self, image: Image) -> Image:
+        """Fetch an image, and count the time by outcome."""
+        began, outcome = self._clock(), "abandoned"
+        try:
+            image = await self._fetch(image)
+            outcome = "fetched"
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self._seconds[outcome].observe(self._clock() - began)
+        return image
 
     def _count_waiting(self, fetched: _Fetched, size: int) -> None:
         """Count an image that waits for others of its input.

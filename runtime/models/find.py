@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.load_progress import LoadProgress
+from staged_pool.runtime.models.folders.adapters import compose, find_adapter
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.local import local_folder
 from staged_pool.runtime.models.specs.model import ModelFolder
@@ -23,8 +25,12 @@ class FoundModel:
     """Settings read from its files."""
 
 
-def find_model(config: EngineConfig) -> FoundModel:
+def find_model(config: EngineConfig, progress: LoadProgress | None = None) -> FoundModel:
     """Find the model that `config` names, and read its settings. Downloads it if needed.
+
+    Args:
+        config: Settings of the engine.
+        progress: See `resolve`.
 
     Raises:
         ConfigError: It cannot be found or understood, or a setting does not fit it.
@@ -37,8 +43,24 @@ def find_model(config: EngineConfig) -> FoundModel:
         offline=config.offline,
         served_name=config.served_name,
         own_code=config.trust_remote_code,
+        progress=progress,
     )
-    return FoundModel(name=resolved.name, folder=_read(resolved.folder, config))
+    folder = resolved.folder
+    if (adapter := find_adapter(folder)) is None:
+        return FoundModel(name=resolved.name, folder=_read(folder, config))
+    try:
+        base = resolve(
+            adapter.base,
+            revision=None if local_folder(adapter.base) else adapter.revision,
+            offline=config.offline,
+            own_code=config.trust_remote_code,
+            progress=progress,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"adapter_config.json: the base model cannot be found: {error}") from error
+    read = _read(compose(adapter, base.folder), config)
+    note = f"the adapter is merged into the weights of {base.name}"
+    return FoundModel(name=resolved.name, folder=replace(read, notes=(*read.notes, note)))
 
 
 def check_model(config: EngineConfig) -> None:
@@ -57,8 +79,10 @@ def check_model(config: EngineConfig) -> None:
             find_model(config)
     elif config.revision is not None:
         raise ConfigError(f"revision={config.revision!r}: only a hub id has revisions, and {config.model} is a folder")
-    else:
+    elif (adapter := find_adapter(folder)) is None:
         _read(folder, config)
+    elif config.offline or local_folder(adapter.base) is not None:
+        find_model(config)
 
 
 def _read(folder: Path, config: EngineConfig) -> ModelFolder:

@@ -21,6 +21,7 @@ from staged_pool.runtime.models.preparation import ImagePreparation, Preparation
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.lone_images import LoneImageReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.models.videos.reader import VideoReader
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
@@ -137,7 +138,8 @@ def load_preparer(
         if image.lone is not None:
             inputs = LoneImageReader(reader, image.lone)
         elif image.embedded is not None and tokenizer is not None:
-            inputs = MultimodalReader(tokenizer, *image.embedded, reader)
+            videos = None if image.videos is None else VideoReader(image.videos, config, reader)
+            inputs = MultimodalReader(tokenizer, *image.embedded, reader, videos)
     return InputPreparer(
         card=card,
         padded=preparation.padded,

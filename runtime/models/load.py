@@ -13,10 +13,12 @@ import torch
 
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.load_progress import LoadPhase, LoadProgress
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
+from staged_pool.runtime.models.checkpoint.static import load_static_tokenizer
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
 from staged_pool.runtime.models.devices.accelerators import (
@@ -49,6 +51,7 @@ from staged_pool.runtime.models.towers.image import ImageTower, build_image_towe
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower, load_vision
+from staged_pool.runtime.models.videos.open_reader import open_videos
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
 
@@ -64,7 +67,12 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 log = get_logger("staged_pool.models")
 
 
-def load_model(config: EngineConfig, found: FoundModel | None = None, memory: MemoryBudget | None = None) -> Encoder:
+def load_model(
+    config: EngineConfig,
+    found: FoundModel | None = None,
+    memory: MemoryBudget | None = None,
+    progress: LoadProgress | None = None,
+) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes with a download.
 
     On GPUs, `share_memory` sets the size of its batches once all models are loaded.
@@ -76,6 +84,7 @@ def load_model(config: EngineConfig, found: FoundModel | None = None, memory: Me
         config: Settings of the engine.
         found: Result of `find_model` for them. None: it is called here.
         memory: Memory budget of image decodes. None: they are not limited.
+        progress: Told of the phases. None: they are only logged.
 
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
@@ -84,10 +93,10 @@ def load_model(config: EngineConfig, found: FoundModel | None = None, memory: Me
     choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
     with ExitStack() as undo:
         with choices.current():
-            encoder = _load(config, found or find_model(config), memory, undo)
+            encoder = _load(config, found or find_model(config), memory, progress or LoadProgress(), undo)
         undo.pop_all()
     if choices.measured:
-        log.info("model.measured", model=encoder.card.name, decisions=choices.measured)
+        log.debug("model.measured", model=encoder.card.name, decisions=choices.measured)
     return encoder
 
 
@@ -115,49 +124,63 @@ def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] 
     ]
 
 
-def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, undo: ExitStack) -> Encoder:
+def _load(
+    config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, progress: LoadProgress, undo: ExitStack
+) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
-    dtype = _dtype(config.dtype, devices)
     kind = devices[0].type
     if kind != "cpu" and (config.forward_workers or 1) > 1:
         raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
     threads = tuning().threads
     use_threads(threads)
     folder, source = _read(found, config)
+    looked_up = folder.architecture == "static embedding" and config.dtype == "auto"
+    dtype = torch.float32 if looked_up else _dtype(config.dtype, devices)
     reader = _open_images(folder, config, memory, undo)
-    replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
+    with progress.phase(found.name, LoadPhase.WEIGHTS):
+        replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
     towers = replicas[0].towers
     text = towers.get("text")
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
     text_workers = open_text_workers(config, None if tokenizer is None else TextPreparation.of(tokenizer))
     if text_workers is not None:
         undo.callback(text_workers.close)
+    image_inputs = None if reader is None else _image_inputs(folder, config, reader, towers)
+    reads_videos = isinstance(image_inputs, MultimodalReader) and image_inputs.videos is not None
+    card = build_card(found.name, folder, source, replicas, config, dtype=dtype)
     encoder = Encoder(
-        card=build_card(found.name, folder, source, replicas, config, dtype=dtype),
+        card=replace(card, reads_videos=reads_videos),
         padded=tuple(lane for lane, tower in towers.items() if tower.pads),
         tokenizer=tokenizer,
         text_workers=text_workers,
         images=reader,
-        image_inputs=None if reader is None else _image_inputs(folder, reader, towers),
+        image_inputs=image_inputs,
         replicas=Replicas(replicas),
         plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         each_alone=config.deterministic,
     )
-    batch_tokens = config.batch_tokens(kind)
-    for replica in replicas:
-        for tower in dict.fromkeys(replica.towers.values()):
-            _warm_up(replica, tower, batch_tokens)
+    with progress.phase(found.name, LoadPhase.WARM_UP):
+        _prepare_forwards(replicas, config, found.name)
     if kind == "cpu":
         encoder = _with_workers(encoder, config, threads)
-    else:
-        for replica in replicas:
-            replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
-            if config.cuda_graphs:  # after the measurement: a replay takes no memory, and other forwards do
-                record_forwards(found.name, replica, batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     log_card(encoder.card)
     return encoder
+
+
+def _prepare_forwards(replicas: Sequence[Replica], config: EngineConfig, name: str) -> None:
+    """Warm the devices up. On GPUs, measure the memory of a batch, and record forwards."""
+    for replica in replicas:
+        batch_tokens = config.batch_tokens(replica.device.type)
+        for tower in dict.fromkeys(replica.towers.values()):
+            _warm_up(replica, tower, batch_tokens)
+    for replica in replicas:
+        if replica.device.type != "cpu":
+            batch_tokens = config.batch_tokens(replica.device.type)
+            replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
+            if config.cuda_graphs:  # after the measurement: a replay takes no memory, and other forwards do
+                record_forwards(name, replica, batch_tokens)
 
 
 def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedTokenizer | None]:
@@ -173,7 +196,10 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
         log.warning("model.assumed", model=found.name, note=note)
     if not folder.heads:
         return folder, None
-    source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    if folder.architecture == "static embedding":
+        source = load_static_tokenizer(folder)
+    else:
+        source = load_tokenizer(folder, own_code=config.trust_remote_code)
     for note in source.notes:
         log.info("model.tokenizer", model=found.name, note=note)
     folder = unknown_markers_to_prompts(folder, source.backend)
@@ -188,13 +214,15 @@ def _open_images(
     if not (folder.image_heads or folder.images):
         return None
     settings = read_image_settings(folder.body, trust_remote_code=config.trust_remote_code)
+    if folder.images is not None and folder.images.pixels is not None:
+        settings = settings.within(*folder.images.pixels)
     reader = open_reader(settings, config, memory)
     undo.callback(reader.close)
     return reader
 
 
 def _image_inputs(
-    folder: ModelFolder, reader: ImageReader, towers: Mapping[Lane, Tower]
+    folder: ModelFolder, config: EngineConfig, reader: ImageReader, towers: Mapping[Lane, Tower]
 ) -> LoneImageReader | MultimodalReader:
     """Build the preprocessor of the lane of images."""
     image = towers["image"]
@@ -202,7 +230,10 @@ def _image_inputs(
         return LoneImageReader(reader, image.tokens)
     assert isinstance(image, VisionLanguageTower)
     assert folder.images is not None
-    return MultimodalReader(image.texts.tokenizer, folder.images, image.image_embedder.layout, reader)
+    layout = image.image_embedder.layout
+    takes_media = folder.images.takes_conversations and folder.scoring != "cross-encoder"  # no pairs with videos
+    videos = open_videos(folder.body, config, reader) if takes_media and layout.video_token is not None else None
+    return MultimodalReader(image.texts.tokenizer, folder.images, layout, reader, videos)
 
 
 def _load_replicas(
@@ -237,7 +268,7 @@ def _with_workers(encoder: Encoder, config: EngineConfig, threads: int) -> Encod
     use_threads(threads)
     usual = min(threads, _MAX_WORKERS) if config.deterministic else default_workers(threads)
     workers = max(len(encoder.devices), config.forward_workers or usual)
-    log.info("model.threads", threads=threads, forward_workers=workers)
+    log.debug("model.threads", threads=threads, forward_workers=workers)
     return replace(encoder, card=replace(encoder.card, forward_workers=workers))
 
 

@@ -63,7 +63,7 @@ def build_card(
         prompts=folder.prompts,
         default_prompt=folder.default_prompt,
         max_tokens=first.max_tokens,
-        vocabulary=text.transformer.vocabulary if isinstance(text, TextTower) else 0,
+        vocabulary=text.tokenizer.settings.vocabulary if isinstance(text, TextTower) else 0,
         pooling="+".join(dense_spec.pooling) if dense_spec else "",
         normalize=bool(dense_spec and dense_spec.normalize),
         dtype=str(dtype).removeprefix("torch."),

@@ -18,12 +18,13 @@ from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, Resize, ShortestEdge, Size
-from staged_pool.runtime.models.specs.model import ImageSpec
+from staged_pool.runtime.models.specs.conversation import ImageSpec
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.models.videos.settings import VideoSettings
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 
 _RULES: Final[dict[str, type[Resize]]] = {
@@ -86,6 +87,8 @@ class ImagePreparation:
     """For a model that reads one image at a time: the tokens of an image."""
     embedded: tuple[ImageSpec, ImageLayout] | None
     """For a vision-language model: the texts around its images, and the image tokens in its sequences."""
+    videos: VideoSettings | None
+    """None: the model reads no videos."""
 
     @classmethod
     def of(cls, images: ImageReader, inputs: LoneImageReader | MultimodalReader) -> ImagePreparation:
@@ -105,6 +108,7 @@ class ImagePreparation:
             reason=images.reason,
             lone=inputs.tokens if isinstance(inputs, LoneImageReader) else None,
             embedded=(inputs.spec, inputs.layout) if isinstance(inputs, MultimodalReader) else None,
+            videos=inputs.videos.settings if isinstance(inputs, MultimodalReader) and inputs.videos else None,
         )
 
     def settings(self) -> ImageSettings:

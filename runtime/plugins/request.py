@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import cast
@@ -11,7 +11,9 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.plugins.call import PluginCall
 from staged_pool.runtime.plugins.host import PluginHost, PluginSession
 from staged_pool.runtime.requests import PluginSource
+from staged_pool.runtime.statistics import LimiterStatistics
 from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.meter import HistogramSnapshot
 from staged_pool.stages.ticket import Item
 from staged_pool.stages.work import Request
 
@@ -46,6 +48,14 @@ class PluginCompleter:
     def __init__(self, host: PluginHost) -> None:
         self._host = host
         self.limit = 1  # a request has one input; `PluginHost.loading` limits the inputs of all
+
+    def limiters(self) -> Mapping[str, LimiterStatistics]:
+        """See `CountingCompleter.limiters`."""
+        return {"load": LimiterStatistics.of(self._host.loading)}
+
+    def fetches(self) -> Mapping[str, HistogramSnapshot]:
+        """Return nothing: hooks fetch."""
+        return {}
 
     def is_complete(self, given: ModelInput, /) -> bool:
         """False: each input passes the first hooks."""

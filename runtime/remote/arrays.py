@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Payload, Pixels, PreparedImage, Span, SparseVector, TokenSequence, Values
+from staged_pool.runtime.model import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.runtime.spans import Span
 from staged_pool.stages.wire import Bytes, WireError
 
 _OUTPUTS: Final = tuple(Output)
@@ -50,6 +51,8 @@ class PackedPixels(Packed, frozen=True):
 
     values: PackedArray
     grid: tuple[Amount, Amount] | None
+    steps: Amount
+    step_s: float | None
 
 
 class PackedIds(Packed, frozen=True, tag=0):
@@ -71,6 +74,8 @@ class PackedSequence(Packed, frozen=True, tag=1):
     kept: tuple[int, ...] | None
     spans: list[tuple[int, int, int | None]] | None
     images: list[PackedPixels]
+    looked_up: bool
+    chunks: tuple[Amount, ...] | None
 
 
 class PackedImage(Packed, frozen=True, tag=2):
@@ -140,7 +145,8 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
         return PackedImage(outputs, payload.tokens, _pack_pixels(payload.pixels, parts))
     add(array(_ID, payload.ids).tobytes(), parts)
     spans, extras = payload.spans, (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens, payload.kept)
-    if extras == (None, 0, 0, None) and spans is None and not payload.images:
+    is_plain = spans is None and not payload.images and not payload.looked_up and payload.chunks is None
+    if extras == (None, 0, 0, None) and is_plain:
         return PackedIds(outputs, len(payload.ids))
     return PackedSequence(
         outputs,
@@ -148,6 +154,8 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
         *extras,
         None if spans is None else [(span.start, span.end, span.word) for span in spans],
         [_pack_pixels(pixels, parts) for pixels in payload.images],
+        payload.looked_up,
+        payload.chunks,
     )
 
 
@@ -172,6 +180,8 @@ def unpack_payload(packed: PackedPayload, block: Block) -> Payload:
         packed.kept,
         None if packed.spans is None else tuple(Span(*span) for span in packed.spans),
         tuple(_unpack_pixels(image, block) for image in packed.images),
+        packed.looked_up,
+        packed.chunks,
     )
 
 
@@ -239,11 +249,11 @@ def _pack_array(values: NDArray[Any], parts: list[Bytes]) -> PackedArray:
 
 
 def _pack_pixels(pixels: Pixels, parts: list[Bytes]) -> PackedPixels:
-    return PackedPixels(_pack_array(pixels.values, parts), pixels.grid)
+    return PackedPixels(_pack_array(pixels.values, parts), pixels.grid, pixels.steps, pixels.step_s)
 
 
 def _unpack_pixels(packed: PackedPixels, block: Block) -> Pixels:
-    return Pixels(block.array(packed.values.dtype, packed.values.shape), packed.grid)
+    return Pixels(block.array(packed.values.dtype, packed.values.shape), packed.grid, packed.steps, packed.step_s)
 
 
 def _bytes_of(values: NDArray[Any]) -> Bytes:

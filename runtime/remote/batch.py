@@ -115,6 +115,14 @@ class RemoteBatchStage(Stage):
         """Yield the requests with items in the engine process."""
         yield from self._pending
 
+    def hold_seconds(self) -> dict[str, float]:
+        """Return nothing: the engine process holds batches."""
+        return {}
+
+    def running_s(self) -> float:
+        """Return 0: forwards run in the engine process."""
+        return 0.0
+
     def save_memory(self, saves: bool) -> None:
         """Do nothing: batches are made in the engine process."""
 
@@ -128,7 +136,7 @@ class RemoteBatchStage(Stage):
             with custody(self.meter.name, (item.ticket for item in items)) as held:
                 wanted = drop_settled(items, self.meter, now=self._clock())
                 try:
-                    await self.credit.sender.send(Outgoing(wanted, await self._pack(wanted)))
+                    await self._hand_on(self.credit.sender, Outgoing(wanted, await self._pack(wanted)))
                 except anyio.BrokenResourceError:
                     held.settle(self._absent())
                 held.handed_on()
@@ -169,8 +177,9 @@ class RemoteBatchStage(Stage):
         self.pending_tokens -= item.tokens
         if not items:
             del self._pending[ticket]
-        ticket.move(1, self.meter.name, self._sender.name)
-        self._rows.append(item.carrying(row_of(item.payload), sent_at=self._clock()))
+        now = self._clock()
+        ticket.move(1, self.meter.name, self._sender.name, now=now)
+        self._rows.append(item.carrying(row_of(item.payload), sent_at=now))
         self._rows_came.notify()
         return item
 
@@ -186,7 +195,7 @@ class RemoteBatchStage(Stage):
             if self._rows:
                 rows, self._rows = self._rows, []
                 with custody(self.meter.name, (item.ticket for item in rows)) as held:
-                    await self._sender.send(rows)
+                    await self._hand_on(self._sender, rows)
                     held.handed_on()
                 del rows  # the next ones may be long in coming
             elif self._ended and not self._pending:

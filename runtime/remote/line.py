@@ -284,7 +284,8 @@ class FrontLine:
     def count(self, request: int, model: RemoteModel, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
         """Tell the engine process the inputs of a decoded request."""
         self._requests[request] = model, ticket
-        self.post(messages.Count(request, dict(inputs)))
+        trace = ticket.timeline.trace
+        self.post(messages.Count(request, dict(inputs), None if trace is None else trace.packed))
 
     def leave(self, request: int, *, answered: bool = False, elsewhere_s: float = 0.0, rejected: bool = False) -> None:
         """Tell the engine process that a request has left."""

@@ -16,6 +16,7 @@ from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages import errors
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.trace import TRACE_BYTES
 from staged_pool.stages.wire import WireError
 
 M = TypeVar("M", bound="Message")
@@ -120,6 +121,8 @@ class Count(Message, frozen=True):
 
     request: int
     inputs: Annotated[dict[Lane, Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(min_length=1)]
+    trace: Annotated[bytes, msgspec.Meta(min_length=TRACE_BYTES, max_length=TRACE_BYTES)] | None = None
+    """Ids of its trace and its span. None: it is not traced."""
 
 
 class Items(Message, frozen=True):

@@ -253,6 +253,10 @@ class RemoteModel:
                 ticket.load.computed(lane, item.tokens)
                 ticket.timeline.queue_s = max(ticket.timeline.queue_s, queue_s)
                 ticket.timeline.device_s = max(ticket.timeline.device_s, device_s)
+                if (trace := ticket.timeline.trace) is not None:  # the times of the line stay between its spans
+                    now = stage.meter.now()
+                    trace.passed("queue", now - device_s - queue_s, now - device_s)
+                    trace.passed("device", now - device_s, now)
                 return
 
     def take_state(self, state: messages.State) -> None:

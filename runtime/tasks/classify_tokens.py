@@ -9,11 +9,12 @@ from typing import Final, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, Span, TokenSequence
+from staged_pool.runtime.model import ModelCard, ModelInput, Row, TokenSequence
 from staged_pool.runtime.requests import Aggregation, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult, Usage
+from staged_pool.runtime.spans import Span
 from staged_pool.runtime.tasks.classify import activated
-from staged_pool.runtime.tasks.embed import array, owned
+from staged_pool.runtime.tasks.embed import array, offsets, owned
 from staged_pool.runtime.tasks.entities import entities
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
@@ -47,6 +48,7 @@ def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[objec
     return TokenClassifyResult(
         scores=tuple(probabilities if request.activate else map(owned, logits)),
         entities=tuple(found),
+        offsets=tuple(offsets(cast(Row, row)) for row in rows),
         labels=card.labels,
         usage=Usage(tokens),
         model=card.name,

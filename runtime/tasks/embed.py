@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector
-from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs
+from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector, TokenSequence
+from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Parts, Plan
@@ -18,6 +20,9 @@ from staged_pool.stages.work import Parts, Plan
 Number = TypeVar("Number", np.float32, np.int32)
 
 _VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS})
+
+_OF_CHUNKS: Final = frozenset({"mean", "max", "mean_sqrt_len_tokens"})
+"""Poolings that have a meaning for some of the tokens of a text."""
 
 PROMPTS_OF: Final[Mapping[Role, tuple[str, ...]]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of prompts for each role. The first one that a model has is used."""
@@ -35,14 +40,64 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     prompt = _prompt(request, card)
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
+    if request.offsets and Output.MULTI_VECTOR not in request.outputs:
+        raise InvalidInput("$offsets are of multi_vector, which is not among the outputs.", param="offsets")
+    if request.late_chunking:
+        document = ModelInput(_document(request, card), request.outputs, prompt, role, may_split, _chunk_ends(request))
+        return Plan(
+            [document],
+            partial(_finish, request, card),
+            partial(_finish_document, request, card),
+            partial(_whole, request),
+        )
     inputs = [
-        ModelInput(source, request.outputs, role=role)  # prompts go before texts only
+        ModelInput(source, request.outputs, prompt, role)
         if isinstance(source, Image)
-        else ModelInput(source, request.outputs, prompt, role, may_split)
+        else ModelInput(source, request.outputs, prompt, role, may_split, with_spans=request.offsets)
         for source in request.inputs
     ]
     locate = None if request.name is None else partial(_locate, request.name)
     return Plan(inputs, partial(_finish, request, card), partial(_finish_some, request, card), locate)
+
+
+def _document(request: EmbedRequest, card: ModelCard) -> TextInput:
+    """Join the texts of a request with late chunking.
+
+    Raises:
+        Unsupported: The model has no vectors of chunks.
+        InvalidInput: An input is not a text, or its settings are not those of the others.
+    """
+    if request.outputs != DENSE_ONLY:
+        raise InvalidInput("$late_chunking is for dense vectors alone.", param="late_chunking")
+    if not _OF_CHUNKS.issuperset(card.pooling.split("+")):
+        raise Unsupported(
+            f"The model `{card.name}` has {card.pooling} pooling, and late chunking needs the mean of token vectors."
+        )
+    texts: list[TextInput] = []
+    for index, given in enumerate(request.inputs):
+        if not isinstance(given, TextInput) or not isinstance(given.source, str):
+            raise InvalidInput("With $late_chunking each input must be a text.", param="input", index=index)
+        if not given.source:
+            raise InvalidInput("With $late_chunking an input must not be empty.", param="input", index=index)
+        if given.max_own_tokens is not None or replace(given, source="") != replace(
+            texts[0] if texts else given, source=""
+        ):
+            raise InvalidInput(
+                "With $late_chunking all inputs must have the same limits, and none of their own.",
+                param="input",
+                index=index,
+            )
+        texts.append(given)
+    return replace(texts[0], source="".join(cast(str, text.source) for text in texts))
+
+
+def _chunk_ends(request: EmbedRequest) -> tuple[int, ...]:
+    lengths = (len(cast(str, cast(TextInput, given).source)) for given in request.inputs)
+    return tuple(accumulate(lengths))
+
+
+def _whole(request: EmbedRequest, _: int) -> tuple[str, None]:
+    return request.name or "input", None
 
 
 def _locate(name: str, index: int) -> tuple[str, int]:
@@ -93,7 +148,7 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> str:
     for name in (request.prompt_name, *(PROMPTS_OF[role] if role else ())):
         if (prompt := card.prompts.get(name)) is not None:
             return prompt
-    if role and (card.prompts or Output.MULTI_VECTOR in request.outputs):
+    if role and (card.prompts or not request.outputs <= DENSE_ONLY):
         return ""  # the other role has a prompt, or the model marks roles in its own way
     known = ", ".join(map(repr, card.prompts)) or "none"
     raise InvalidInput(f"$prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
@@ -115,9 +170,19 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
         token_weights=tuple(_weights(request, row) for row in whole)
         if Output.TOKEN_WEIGHTS in request.outputs
         else None,
+        offsets=tuple(map(offsets, whole)) if request.offsets else None,
         usage=Usage(tokens),
         model=card.name,
     )
+
+
+def offsets(row: Row) -> NDArray[np.int32] | None:
+    """Return the first character and the end of each token that has a value: [tokens, 2]. None: it is no text."""
+    payload = row.payload
+    if not isinstance(payload, TokenSequence) or payload.spans is None:
+        return None
+    spans = payload.spans if payload.kept is None else [payload.spans[place] for place in payload.kept]
+    return np.array([(span.start, span.end) for span in spans], np.int32).reshape(-1, 2)
 
 
 def _weights(request: EmbedRequest, row: Row) -> NDArray[np.float32]:
@@ -132,6 +197,12 @@ def _finish_some(
     return fresh, _finish(request, card, [rows[index] for index in fresh], 0)
 
 
+def _finish_document(
+    request: EmbedRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
+) -> tuple[Sequence[int], EmbedResult]:
+    return range(len(request.inputs)), _finish(request, card, rows, 0)
+
+
 def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> NDArray[np.float32]:
     """Cut and normalise pooled rows as the request asks.
 
@@ -139,7 +210,13 @@ def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> ND
     models expect it.
     """
     normalize = request.normalize and card.normalize
-    vectors = [_mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows]
+    if request.late_chunking:
+        windows = rows[0] if isinstance(rows[0], Parts) else rows
+        vectors = [vector for window in windows for vector in array(window, Output.DENSE)]
+    else:
+        vectors = [
+            _mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows
+        ]
     # Return a copy: a row may be shared, or a view of its whole batch. Normalising makes a copy anyway.
     stacked = np.stack(vectors) if len(vectors) > 1 else vectors[0][np.newaxis]
     if request.dimensions is not None:

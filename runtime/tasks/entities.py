@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Span
 from staged_pool.runtime.requests import Aggregation
 from staged_pool.runtime.results import Entity
+from staged_pool.runtime.spans import Span
 
 _NOTHING: Final = "O"
 """Label of tokens outside of entities."""

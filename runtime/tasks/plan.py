@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staged_pool.runtime.model import ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest, Video
 from staged_pool.runtime.tasks import classify, classify_tokens, embed, score
 from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.work import Plan, Request
@@ -21,6 +21,8 @@ def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
         if given.lane not in card.lanes:
             what = "images" if given.lane == "image" else "texts"
             raise Unsupported(f"The model `{card.name}` reads no {what}.")
+        if not card.reads_videos and given.lane == "image" and any(isinstance(each, Video) for each in given.images):
+            raise Unsupported(f"The model `{card.name}` reads no videos.")
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,11 @@ from staged_pool.runtime.requests import (
     Chat,
     Content,
     Image,
+    ImagePair,
     Output,
     Outputs,
     PairInput,
+    Parts,
     ScoreRequest,
     TextInput,
 )
@@ -115,9 +117,9 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     queries = request.queries if len(request.queries) > 1 else request.queries * len(request.documents)
     return [
         ModelInput(
-            PairInput(
-                first=_text_of(query, card),
-                second=_text_of(document, card),
+            _pair(
+                _parts(query, request.names[0], card),
+                _parts(document, request.names[1], card),
                 max_tokens=request.max_tokens,
                 max_first_tokens=request.max_query_tokens,
                 max_second_tokens=request.max_document_tokens,
@@ -131,18 +133,43 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     ]
 
 
-def _text_of(content: Content, card: ModelCard) -> str:
-    if not isinstance(content, str):
+def _pair(first: Parts, second: Parts, **settings: Any) -> PairInput | ImagePair:
+    """Return a pair of texts, or one with images."""
+    if any(isinstance(part, Image) for part in (*first, *second)):
+        return ImagePair(first=first, second=second, **settings)
+    texts = ["".join(part for part in parts if isinstance(part, str)) for parts in (first, second)]
+    return PairInput(first=texts[0], second=texts[1], **settings)
+
+
+def _parts(content: Content, param: str, card: ModelCard) -> Parts:
+    """Return the texts and images of a query or a document.
+
+    Raises:
+        Unsupported: The model reads pairs of texts only.
+        InvalidInput: It is a conversation of several messages.
+    """
+    if isinstance(content, str):
+        return (content,)
+    if "image" not in card.lanes:
         raise Unsupported(f"The model `{card.name}` reads pairs of texts, and no images or conversations.")
-    return content
+    if isinstance(content, Image):
+        return (content,)
+    if len(content.messages) != 1:
+        raise InvalidInput(
+            f"A query or a document is one message of texts and images, not {len(content.messages)} messages.",
+            param=param,
+        )
+    given = content.messages[0].get("content")
+    parts = given if isinstance(given, tuple) else (given,)
+    return tuple(part for part in parts if isinstance(part, str | Image))
 
 
 def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """Return the input of a single query or document, with its prompt."""
     outputs = _OUTPUTS[card.scoring or "bi-encoder"]
-    if isinstance(content, Image):
-        return ModelInput(content, outputs, role=role)
     prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
+    if isinstance(content, Image):
+        return ModelInput(content, outputs, prompt, role)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     added = not isinstance(content, Chat)  # the chat template writes the special tokens
     source = TextInput(content, request.max_tokens, request.truncate_side, max_own_tokens=own, add_special_tokens=added)

@@ -20,7 +20,10 @@ LEAST_STALL_S: Final = 1.0
 """Least seconds of a stalled forward. A process may lose its core, or be suspended, for some tenths of a second."""
 
 STALL_LEARNED_BATCHES: Final = 8
-"""Batches before a forward may count as stalled. The first ones compile kernels and reserve memory."""
+"""Batches before a forward may count as stalled after `LEAST_STALL_S`. The first ones reserve memory."""
+
+EARLY_STALL_S: Final = 10.0
+"""Least seconds of a stalled forward until then. A choice: a kernel that is compiled takes some seconds."""
 
 
 class DeviceShare:
@@ -105,14 +108,15 @@ class ServiceTimeModel:
     def stall_s(self, tokens: int) -> float:
         """Return the seconds after which a forward of `tokens` counts as stalled.
 
-        They are seconds of the whole device, infinite until the model has learned. More tokens than usual may take
+        They are seconds of the whole device, infinite before the first observation. More tokens than usual may take
         longer in proportion, even while the fit takes the whole time for fixed: a first large batch is never a stall
         because only small ones came before.
         """
-        if self._batches < STALL_LEARNED_BATCHES:
+        if not self._batches:
             return math.inf
         mean_tokens, mean_s = self._late.means()
-        return max(LEAST_STALL_S, STALL_FACTOR * mean_s * max(1.0, tokens / mean_tokens))
+        least_s = EARLY_STALL_S if self._batches < STALL_LEARNED_BATCHES else LEAST_STALL_S
+        return max(least_s, STALL_FACTOR * mean_s * max(1.0, tokens / mean_tokens))
 
 
 class _Moments:

@@ -417,7 +417,10 @@ async def test_the_lines_can_be_left_out(logged: list[EventDict]) -> None:
         await until(lambda: served.in_flight == 0)
         numbers = (await client.get("/metrics")).text
     assert not lines(logged)
-    assert 'staged_pool_http_requests_total{path_taken="fast",route="/v1/embeddings",status="200"} 1.0' in numbers
+    assert (
+        'staged_pool_http_requests_total{model="letters",path_taken="fast",route="/v1/embeddings",status="200"} 1.0'
+        in numbers
+    )
 
 
 def test_an_application_without_settings_is_open() -> None:

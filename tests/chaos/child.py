@@ -62,14 +62,20 @@ def answer(stream: socket.socket) -> tuple[int, Any]:
 
 
 @contextmanager
-def child(scenario: Scenario, backend: str, folder: Path, stderr: IO[bytes] | int | None = None) -> Iterator[Child]:
-    """Run a server on a socket that is bound here: its port is known, though nobody may be able to read its log."""
+def child(
+    scenario: Scenario, backend: str, folder: Path, stderr: IO[bytes] | int | None = None, *, inherits: bool = False
+) -> Iterator[Child]:
+    """Run a server on a socket that is bound here: its port is known, though nobody may be able to read its log.
+
+    Args:
+        inherits: It has this process's handlers of signals.
+    """
     with bind("127.0.0.1", 0) as listener:
         descriptor, port = listener.fileno(), listener.getsockname()[1]
         gate = folder / "gate"
         command = [sys.executable, "-m", "tests.chaos.program", scenario, backend, str(descriptor), str(gate)]
         log = folder / "log" if stderr is None else stderr
-        server = Child(command, log, port=port, pass_fds=[descriptor])
+        server = Child(command, log, port=port, pass_fds=[descriptor], preloads=None if inherits else "server")
     server.gate = gate
     with server:
         yield server

@@ -367,7 +367,7 @@ async def test_row_60_after_a_mixture_of_everything_nothing_is_left(fire: UnderF
     unlucky = {(kind.__name__, outcome) for kind in kinds for outcome in (500, "StageFailed")}
     assert set(outcomes) <= allowed | unlucky, outcomes
     assert {name for name, _ in outcomes} == {kind.__name__ for kind in kinds}
-    assert sum(crashes(fire).values()) == 3 - len(bugs)
+    await until(lambda: sum(crashes(fire).values()) == 3 - len(bugs))  # the last one may just have happened
 
 
 # In a process of its own

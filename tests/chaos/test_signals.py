@@ -157,7 +157,7 @@ def test_row_54_a_terminal_that_is_closed_ends_it_after_what_is_inside(any_serve
 def test_row_54_a_server_that_was_told_to_outlive_its_terminal_does(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does; a child inherits it
     try:
-        with child("plain", "asyncio", tmp_path) as server:
+        with child("plain", "asyncio", tmp_path, inherits=True) as server:
             server.wait_ready()
             server.process.send_signal(signal.SIGHUP)
             server.assert_serves()

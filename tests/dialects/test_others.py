@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,49 @@ def test_jinas_fields(client_of: ClientOf) -> None:
     single = answer(client, "/v1/embeddings", input=TEXTS, embedding_type="binary")
     assert len(single["data"][0]["embedding"]) == WIDTH // 8
     assert rejection(client, "/v1/embeddings", 400, input="a", task="no-such")["error"]["param"] == "task"
-    assert rejection(client, "/v1/embeddings", 400, input="a", late_chunking=True)["error"]["param"] == "late_chunking"
+
+
+def test_jinas_late_chunking(client_of: ClientOf) -> None:
+    client = client_of(EMBEDDER)
+    chunks = [text + " " for text in TEXTS]
+    found = openai(client, chunks, late_chunking=True, task="retrieval.passage")
+    with staged_pool.Client(str(client.base_url), batch_items=2) as ours:
+        assert_allclose(ours.embed(chunks, late_chunking=True).embeddings, found, atol=1e-6)
+    assert np.abs(found - openai(client, chunks)).max(axis=1).min() > 0.01
+    assert_allclose(openai(client, chunks[0], late_chunking=True), openai(client, chunks[0]), atol=1e-5)
+    body = {"input": chunks, "late_chunking": True, "encoding_format": "float"}
+    lines = client.post("/v1/embeddings", json=body, headers={"accept": "application/x-ndjson"}).text.splitlines()
+    entries = [line for line in map(json.loads, lines) if "embedding" in line]
+    assert [entry["index"] for entry in entries] == [0, 1, 2]
+    assert_allclose([entry["embedding"] for entry in entries], found, atol=1e-6)
+    error = rejection(client, "/v1/embeddings", 400, input=["a", ""], late_chunking=True)["error"]
+    assert error["message"] == "input[1]: With late_chunking an input must not be empty."
+    error = rejection(client, "/v1/embeddings", 400, input=["a", "\n"], late_chunking=True)["error"]
+    assert "of the document has no token that ends in it" in error["message"]
+    assert error["param"] == "input"
+
+
+def test_characters_of_tokens(client_of: ClientOf) -> None:
+    client = client_of("colbert-st")
+    text = "The statement is executed."
+    [first] = answer(client, "/pooling", input=text, task="token_embed", return_offsets=True)["data"]
+    assert [text[a:b] for a, b in first["offsets"] if a < b][:2] == ["The", "statement"]
+    assert len(first["offsets"]) == len(first["data"])
+    [ids] = answer(client, "/pooling", input=[[5, 6]], task=["token_embed"], return_offsets=True)["data"]
+    assert ids["offsets"] == {"token_embed": None}
+    with staged_pool.Client(str(client.base_url)) as ours:
+        found = ours.embed([text, [5, 6]], outputs="multi_vector", offsets=True).offsets
+    assert found is not None
+    assert_array_equal(found[0], first["offsets"])
+    assert found[1] is None
+    labelled = client_of("tokcls-ner")
+    got = answer(labelled, "/pooling", input=[text], task="token_classify", return_offsets=True)["data"][0]
+    assert len(got["offsets"]) == len(got["data"])
+    assert "".join(text[a:b] for a, b in got["offsets"]) == text.replace(" ", "")
+    for fields in ({"task": "embed"}, {"task": "token_embed", "encoding_format": "bytes"}):
+        server = client if fields["task"] == "token_embed" else client_of(EMBEDDER)
+        error = rejection(server, "/pooling", 400, input=text, return_offsets=True, **fields)["error"]
+        assert error["param"] == "return_offsets"
 
 
 def test_teis_vectors(client_of: ClientOf) -> None:

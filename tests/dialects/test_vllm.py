@@ -116,7 +116,7 @@ def test_long_inputs_are_cut_when_asked_and_else_rejected(client_of: ClientOf) -
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
         ),
         ({"messages": MESSAGES, "chat_template": "x"}, "Chat template is passed with request"),
-        ({"input": "a", "late_chunking": True}, "late_chunking"),
+        ({"input": [[5]], "late_chunking": True}, "With late_chunking each input must be a text."),
         ({"input": "a", "cache_salt": ""}, "cache_salt"),
         ({"input": "a", "embed_dtype": "binary", "dimensions": 12}, "binary packs eight values into a byte"),
         ({"input": ["a", {"text": 1}]}, "input[1].text: Expected `str | null`, got `int`"),

@@ -114,9 +114,9 @@ def test_inputs_of_several_parts_have_one_vector_each(client_of: ClientOf) -> No
     assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS), atol=1e-6)
     assert set(got["usage"]) == {"text_tokens", "image_pixels", "video_pixels", "total_tokens"}
     assert got["usage"]["total_tokens"] == answer(client, "/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
-    video = [{"content": [{"type": "video_url", "video_url": "https://example.org/a.mp4"}]}]
-    said = rejection(client, "/v1/multimodalembeddings", 400, inputs=[*inputs, *video])["error"]
-    assert said["message"].startswith("inputs[3].content[0].type: `video_url` is not supported")
+    sound = [{"content": [{"type": "audio_url", "audio_url": "https://example.org/a.mp3"}]}]
+    said = rejection(client, "/v1/multimodalembeddings", 400, inputs=[*inputs, *sound])["error"]
+    assert said["message"].startswith("inputs[3].content[0].type: `audio_url` is not supported")
     lacking = rejection(client, "/v1/multimodalembeddings", 400, inputs=[{"content": [{"type": "text"}]}])["error"]
     assert lacking["message"] == "inputs[0].content[0].text: this field is required"
 

@@ -57,6 +57,7 @@ def fuzz(
         description = f"http://127.0.0.1:{server.port}/openapi.json"
         command = [sys.executable, "-c", _FUZZER, "--config-file", str(CONFIG), "run", description]
         command += ["-H", f"Authorization: Bearer {KEY}", "--phases", ",".join(phases), "-n", str(examples)]
+        command += ["--exclude-path", "/stages/live"]  # its answer never ends
         command += ["--seed", str(seed), "--continue-on-failure", "--no-color", "--suppress-health-check", "all"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -44,7 +44,7 @@ def conversation(
         options: Of the image processor.
     """
     hidden = _hidden(*tokens(folder, messages, system, add_generation_prompt, options), folder)
-    return _array(torch.nn.functional.normalize(hidden[-1], dim=-1))
+    return as_array(torch.nn.functional.normalize(hidden[-1], dim=-1))
 
 
 def text(folder: Path, written: str) -> Array:
@@ -52,7 +52,7 @@ def text(folder: Path, written: str) -> Array:
     ids = _tokenizer(folder)(written, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         hidden = _body(folder)(input_ids=ids).last_hidden_state[0]
-    return _array(torch.nn.functional.normalize(hidden[-1], dim=-1))
+    return as_array(torch.nn.functional.normalize(hidden[-1], dim=-1))
 
 
 def tokens(
@@ -77,10 +77,10 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
     """Return a late interaction model's vectors of an image: [tokens, width], each of length 1."""
     model = _retriever(folder)
     if type(model).__name__.startswith("ColPali"):
-        inputs = dict(_processor(folder)(images=[_rgb(encoded)], return_tensors="pt"))
+        inputs = dict(_processor(folder)(images=[open_rgb(encoded)], return_tensors="pt"))
         inputs.pop("labels")
         with torch.inference_mode():
-            return _array(model(**inputs).embeddings[0])
+            return as_array(model(**inputs).embeddings[0])
     prompt = _processor(folder).visual_prompt_prefix
     ids, given = _expanded(folder, prompt, [encoded], options)
     # Left to itself this class of transformers 5.23 counts the tokens of an image like words, because it hands on
@@ -89,14 +89,14 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
     pixels = given["pixel_values"].unsqueeze(0)
     with torch.inference_mode():
         found = model(ids, position_ids=positions, pixel_values=pixels, image_grid_thw=given["image_grid_thw"])
-    return _array(found.embeddings[0])
+    return as_array(found.embeddings[0])
 
 
 def page_tokens(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = None) -> list[int]:
     """The ids that an image alone is read as."""
     processor = _processor(folder)
     if type(processor).__name__.startswith("ColPali"):
-        ids = processor(images=[_rgb(encoded)], return_tensors="pt")["input_ids"][0]
+        ids = processor(images=[open_rgb(encoded)], return_tensors="pt")["input_ids"][0]
     else:
         ids = _expanded(folder, processor.visual_prompt_prefix, [encoded], options)[0][0]
     found: list[int] = ids.tolist()
@@ -107,7 +107,7 @@ def query(folder: Path, written: str) -> Array:
     """Return a late interaction model's vectors of a query: [tokens, width], each of length 1."""
     inputs = dict(_processor(folder)(text=[written], return_tensors="pt"))
     with torch.inference_mode():
-        return _array(_retriever(folder)(**inputs).embeddings[0])
+        return as_array(_retriever(folder)(**inputs).embeddings[0])
 
 
 def query_tokens(folder: Path, written: str) -> list[int]:
@@ -130,7 +130,7 @@ def _expanded(
         return tokenizer(written, return_tensors="pt")["input_ids"], {}
     processor = _image_processor(folder)
     with warnings.catch_warnings(action="ignore"):  # min_pixels and max_pixels are to be written otherwise some day
-        pixels = processor(images=[_rgb(encoded) for encoded in shown], return_tensors="pt", **(options or {}))
+        pixels = processor(images=[open_rgb(encoded) for encoded in shown], return_tensors="pt", **(options or {}))
     before, *rest = written.split("<|image_pad|>")
     for grid, after in zip(pixels["image_grid_thw"], rest, strict=True):
         before += "<|image_pad|>" * (int(grid.prod()) // processor.merge_size**2) + after
@@ -149,11 +149,13 @@ def _hidden(ids: Tensor, given: Mapping[str, Tensor], folder: Path) -> Tensor:
     return hidden[0]
 
 
-def _rgb(encoded: bytes) -> Image.Image:
+def open_rgb(encoded: bytes) -> Image.Image:
+    """Decode an image, in colours."""
     return Image.open(io.BytesIO(encoded)).convert("RGB")
 
 
-def _array(values: Tensor) -> Array:
+def as_array(values: Tensor) -> Array:
+    """Convert a tensor to float32."""
     found: Array = values.float().numpy()
     return found
 

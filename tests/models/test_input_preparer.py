@@ -24,7 +24,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.input_preparer import InputPreparer, load_preparer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.preparation import Preparation
-from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Chat, Image, PairInput, TextInput
+from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Chat, Image, ImagePair, PairInput, TextInput
 from staged_pool.stages.errors import StagedPoolError
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.encoded_images import encode
@@ -77,6 +77,11 @@ def inputs_of(card: ModelCard) -> list[ModelInput]:
     given += [ModelInput(source, outputs) for source in pairs]
     given += [ModelInput(source, outputs, may_split=True) for source in texts]
     given += [ModelInput(TextInput("short"), outputs, "a prompt: ", role) for role in ("query", "document", None)]
+    if "image" in card.lanes and card.scoring == "cross-encoder":
+        given += [
+            ModelInput(ImagePair(first=("q",), second=(*IMAGES[:2], LONG), max_tokens=n), outputs) for n in (None, 200)
+        ]
+        given += [ModelInput(ImagePair(first=(each,), second=("a document",)), outputs) for each in IMAGES]
     if "image" in card.lanes:
         given += [ModelInput(image, outputs) for image in IMAGES]
         given += [ModelInput(TextInput(chat, add_special_tokens=False), outputs) for chat in SEEN]

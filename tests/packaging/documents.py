@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import click
+
+from staged_pool.api.commands import cli
 from tests.packaging.floors import ROOT
 
 DOCUMENTS: Final = tuple(
@@ -14,7 +17,11 @@ DOCUMENTS: Final = tuple(
         [
             *ROOT.glob("*.md"),
             *ROOT.glob(".github/**/*.md"),
-            *(path for top in ("docs", "examples", "tests", "runtime") for path in ROOT.glob(f"{top}/**/*.md")),
+            *(
+                path
+                for top in ("docs", "deploy", "examples", "tests", "runtime")
+                for path in ROOT.glob(f"{top}/**/*.md")
+            ),
             *ROOT.glob("perf/*.md"),
         ]
     )
@@ -25,8 +32,18 @@ _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SPAN: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 _HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_PATH: Final = re.compile(r"(?<![\w/.*-])(?:stages|runtime|api|perf|tests|examples|docs|\.github|\.ci)/[\w./*-]*")
+_PATH: Final = re.compile(
+    r"(?<![\w/.*-])(?:stages|runtime|api|perf|tests|examples|docs|deploy|\.github|\.ci)/[\w./*-]*"
+)
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:;])[)*`\"]*\s+")
+
+
+def every_command() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield the commands of `staged-pool` with their words; those of a group stand behind it."""
+    for name, command in cli.main.commands.items():
+        yield (name,), command
+        if isinstance(command, click.Group):
+            yield from (((name, inner), each) for inner, each in command.commands.items())
 
 
 class Code(NamedTuple):

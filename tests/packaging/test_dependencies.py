@@ -15,7 +15,7 @@ from tests.packaging.lowest import PROJECT, lowest
 ROOT: Final = PROJECT.parent
 NAMES: Final = {"PIL": "pillow"}
 """Package names of modules that have another name."""
-OPTIONAL: Final = {"aioquic", "pyarrow", "pylsqpack", "ray"}
+OPTIONAL: Final = {"aioquic", "av", "matplotlib", "opentelemetry", "pyarrow", "pylsqpack", "ray"}
 
 
 def _imported() -> set[str]:

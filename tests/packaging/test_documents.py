@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from staged_pool.api.commands import cli
@@ -17,6 +18,7 @@ from tests.packaging.documents import (
     DOCUMENTS,
     anchors,
     code,
+    every_command,
     first_column,
     links,
     paths,
@@ -31,8 +33,13 @@ README_LINES = 150
 GLOSSARY_WORDS = 25
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
-TOOL = re.compile(r"python -m|perf|tests\.|\bmake\b|\bpip\b|docker|ulimit|git ")
+TOOL = re.compile(r"python -m|perf|tests\.|\bmake\b|\bpip\b|docker|helm|kubectl|systemctl|systemd-analyze|ulimit|git ")
 """Code that may have flags of other programs than staged-pool."""
+OTHERS = re.compile(r"\b(pip install|docker|helm|kubectl|systemctl|systemd-analyze)\b")
+"""Programs whose flags the tests do not know."""
+
+MADE_OF_DOCSTRINGS = (CODE_MAP, ROOT / "docs" / "commands.md", ROOT / "docs" / "python.md")
+"""Documents that are not written by hand. Docstrings have a checker of their own."""
 
 FOR_USERS = [path for path in DOCUMENTS if path.parent in (ROOT, ROOT / "docs") and path.name != "CONTRIBUTING.md"]
 
@@ -48,7 +55,7 @@ def commands() -> dict[str, Any]:
 @cache
 def flags() -> set[str]:
     found = {"--help"}
-    for command in (cli.main, *commands().values()):
+    for command in (cli.main, *(command for _, command in every_command())):
         for parameter in command.params:
             found |= {*parameter.opts, *parameter.secondary_opts}
     return found
@@ -57,7 +64,7 @@ def flags() -> set[str]:
 @cache
 def variables() -> set[str]:
     found: set[str] = set()
-    for command in commands().values():
+    for _, command in every_command():
         for parameter in command.params:
             variable = getattr(parameter, "envvar", None)
             found |= {variable} if isinstance(variable, str) else set(variable or ())
@@ -122,11 +129,17 @@ def _exists(name: str) -> bool:
     return not rest or f'"{rest[1:]}"' in (ROOT / "api/ray/__init__.py").read_text()
 
 
+def span_attributes() -> set[str]:
+    """Return the names of attributes of spans, which look like those of modules."""
+    source = (ROOT / "api" / "tracing" / "span_writer.py").read_text(encoding="utf-8")
+    return set(re.findall(r'"(staged_pool\.\w+)"', source))
+
+
 @each_document
 def test_python_names_exist(path: Path) -> None:
     for span in code(read(path)):
         for name in re.findall(r"(?<![\w.\"])staged_pool(?:\.[A-Za-z_]\w*)+", span.text):
-            assert _exists(name), span
+            assert name in span_attributes() or _exists(name), span
 
 
 @each_document
@@ -135,6 +148,8 @@ def test_commands_exist(path: Path) -> None:
         for after in words_after("staged-pool", span.text):
             if after and re.fullmatch("[a-z][a-z-]*", after[0]):
                 assert after[0] in commands(), span
+                if isinstance(group := commands()[after[0]], click.Group) and len(after) > 1:
+                    assert after[1] in group.commands, span
 
 
 @each_document
@@ -143,7 +158,7 @@ def test_flags_exist(path: Path) -> None:
         for flag in FLAG.findall(span.text):
             if path in FOR_USERS and not TOOL.search(span.text) and "curl" not in span.text:
                 assert flag in flags(), span
-            elif "pip install" not in span.text:
+            elif not OTHERS.search(span.text):
                 assert flag in flags() | flags_of_tools(), span
 
 
@@ -191,8 +206,7 @@ def test_every_document_is_reached_from_the_readme() -> None:
 
 @each_document
 def test_sentences_are_short_and_words_are_those_of_the_glossary(path: Path) -> None:
-    """The code map is made of docstrings, which have a checker of their own."""
-    if path == CODE_MAP:
+    if path in MADE_OF_DOCSTRINGS:
         return
     text = read(path)
     assert not re.search(r"\b(refus\w+|pictur\w+|turn(ed|s)? away|declin\w+)\b", text, re.IGNORECASE)

@@ -60,7 +60,20 @@ def test_a_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
         ("staged_pool", {"torch", "transformers", "numpy", "anyio", "httpx", "staged_pool.client"}),
         (
             "staged_pool.api.commands.cli",
-            {"torch", "numpy", "jinja2", "hypercorn", "staged_pool.runtime.engine.engine"},
+            {"torch", "numpy", "jinja2", "hypercorn", "matplotlib", "staged_pool.runtime.engine.engine"},
+        ),
+        (
+            "staged_pool.api.commands.bench_run",
+            {
+                "torch",
+                "transformers",
+                "hypercorn",
+                "starlette",
+                "matplotlib",
+                "staged_pool.api.app",
+                "staged_pool.runtime.engine",
+                "staged_pool.runtime.models",
+            },
         ),
         ("staged_pool.runtime.models.input_preparer", {"torch", "transformers", "huggingface_hub", "anyio"}),
         ("staged_pool.api.fleet.supervisor", {"torch", "transformers"}),
@@ -87,7 +100,17 @@ def test_a_public_name_is_imported_from_where_type_checkers_find_it() -> None:
 
 
 def test_the_client_needs_little_of_what_an_engine_does() -> None:
-    names = ("arguments", "input_ranges", "joining", "model", "progress", "requests", "results", "tasks.score")
+    names = (
+        "arguments",
+        "input_ranges",
+        "joining",
+        "model",
+        "progress",
+        "requests",
+        "results",
+        "tasks.score",
+        "video_frames",
+    )
     light = {"staged_pool.runtime." + name for name in names}
     light |= {"staged_pool.stages.errors"}
     for path in (ROOT / "api" / "client").glob("*.py"):

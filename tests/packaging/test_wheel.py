@@ -30,7 +30,9 @@ def test_the_wheel_holds_what_the_tree_holds(tmp_path: Path) -> None:
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
     where: dict[Path, str] = {}
     for folder, place in PLACES.items():  # the longer ones come later
-        for path in itertools.chain.from_iterable(map((ROOT / folder).rglob, ("*.py", "*.html", "py.typed"))):
+        for path in itertools.chain.from_iterable(
+            map((ROOT / folder).rglob, ("*.py", "*.html", "*.css", "*.js", "py.typed"))
+        ):
             where[path] = f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
     expected = set(where.values())
     assert found == expected

@@ -20,11 +20,14 @@ from staged_pool.runtime.engine.engine_api import EngineApi
 
 METHODS: dict[type[Any], tuple[Callable[..., Any], set[str]]] = {
     EmbedOptions: (EngineApi.embed, set()),
-    VectorOptions: (EngineApi.embed, {"outputs"}),
+    VectorOptions: (EngineApi.embed, {"outputs", "late_chunking", "offsets"}),
     ClassifyOptions: (EngineApi.classify, set()),
     TokenClassifyOptions: (EngineApi.classify_tokens, set()),
     ScoreOptions: (EngineApi.score, set()),
-    EngineKeywords: (EngineApi.embed, {"outputs", "dimensions", "normalize", "prompt_name", "prompt", "max_tokens"}),
+    EngineKeywords: (
+        EngineApi.embed,
+        {"outputs", "late_chunking", "offsets", "dimensions", "normalize", "prompt_name", "prompt", "max_tokens"},
+    ),
 }
 
 

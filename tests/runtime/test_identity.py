@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from staged_pool.runtime.caching.fingerprints import IDENTITY_BYTES, Identities, SharingScopes
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Span, TokenSequence
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
+from staged_pool.runtime.spans import Span
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -34,12 +35,15 @@ SEQUENCES: Sequence[TokenSequence] = [
     replace(SEQUENCE, first_tokens=2),
     replace(SEQUENCE, prompt_tokens=2),
     replace(SEQUENCE, unseen_tokens=2),
+    replace(SEQUENCE, looked_up=True),
     replace(SEQUENCE, kept=()),
     replace(SEQUENCE, kept=(0, 2)),
     replace(SEQUENCE, kept=(0, 1)),
     replace(SEQUENCE, spans=()),
     replace(SEQUENCE, spans=(Span(0, 0, None), Span(0, 3, 0), Span(3, 4, 0))),
     replace(SEQUENCE, spans=(Span(0, 0, None), Span(0, 3, 0), Span(4, 5, 1))),
+    replace(SEQUENCE, chunks=(1, 2)),
+    replace(SEQUENCE, chunks=(2, 1)),
     replace(SEQUENCE, images=(PIXELS,)),
     replace(SEQUENCE, images=(PIXELS, PIXELS)),
     replace(SEQUENCE, images=(replace(PIXELS, grid=(1, 2)),)),

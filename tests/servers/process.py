@@ -16,7 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.servers.preloaded import ROOT, PreloadedProcess, can_preload
+from tests.servers.preloader import Preloaded
+
 COMMAND: Final = (
     sys.executable,
     "-c",
@@ -49,6 +51,14 @@ def run_command(
     )
 
 
+def wait_until(condition: Callable[[], bool], within_s: float = STEP_S) -> None:
+    """Ask often at first, then seldom: what takes long, such as a start, needs the processor."""
+    latest, pause_s = time.monotonic() + within_s, 0.004
+    while not condition():
+        assert time.monotonic() < latest, "it never came"
+        time.sleep(pause_s := min(LONGEST_PAUSE_S, 1.2 * pause_s))
+
+
 def serve_command(*flags: str) -> list[str]:
     """Return the command of a server on a free port, whose log is JSON."""
     return [*COMMAND, "serve", "--port", "0", "--offline", "--log-format", "json", *flags]
@@ -65,6 +75,8 @@ class ServerProcess:
         pass_fds: Descriptors that it inherits.
         key: An API key of it, for `ask`.
         trust: Trust in its certificate. None: no TLS.
+        preloads: The imports that it begins with, if it can: see `tests.servers.preloaded`. None: nothing; it inherits
+            this process's handlers of signals, as the command of a shell does.
     """
 
     def __init__(
@@ -77,16 +89,21 @@ class ServerProcess:
         pass_fds: Sequence[int] = (),
         key: str | None = None,
         trust: ssl.SSLContext | None = None,
+        preloads: Preloaded | None = "models",
     ) -> None:
+        variables = {**os.environ, **(environment or {})}
         self.trust = trust
         self._log = log
         self._port = port
         self._headers = {"connection": "close"} | ({} if key is None else {"authorization": f"Bearer {key}"})
         with ExitStack() as stack:
             stderr = stack.enter_context(log.open("wb")) if isinstance(log, Path) else log
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, stderr=stderr, env={**os.environ, **(environment or {})}, pass_fds=pass_fds
-            )
+            if preloads is not None and can_preload(command, environment or {}):
+                self.process: PreloadedProcess | subprocess.Popen[bytes] = PreloadedProcess(
+                    command, preloads, folder=ROOT, environment=variables, stderr=stderr, pass_fds=pass_fds
+                )
+            else:
+                self.process = subprocess.Popen(command, cwd=ROOT, stderr=stderr, env=variables, pass_fds=pass_fds)
         self._connections = ExitStack()
 
     def __enter__(self) -> Self:
@@ -113,11 +130,7 @@ class ServerProcess:
     # Its start and its end
 
     def wait_until(self, condition: Callable[[], bool], within_s: float = STEP_S) -> None:
-        """Ask often at first, then seldom: what takes long, such as a start, needs the processor."""
-        latest, pause_s = time.monotonic() + within_s, 0.004
-        while not condition():
-            assert time.monotonic() < latest, "it never came"
-            time.sleep(pause_s := min(LONGEST_PAUSE_S, 1.2 * pause_s))
+        wait_until(condition, within_s)
 
     def wait_listening(self) -> None:
         """Wait until clients can connect."""

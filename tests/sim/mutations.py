@@ -215,9 +215,9 @@ def crashes_never_counted_against_the_limit() -> Plan:
 def busy_workers_not_counted_down_after_a_crash() -> Plan:
     @contextlib.contextmanager
     def working(self: StageMeter) -> Iterator[None]:
-        self.busy += 1
+        self.began(self.now())
         yield
-        self.busy -= 1
+        self.ended(self.now())
 
     return [(StageMeter, "working", working)]
 
@@ -596,7 +596,7 @@ def batch_that_went_ahead_takes_no_slot() -> Plan:
     def begin(self: DeviceSlots, execution: Any, now: float) -> None:
         original(self, execution, now)
         if execution.forwards:
-            self._meter.busy -= 1
+            self._meter.ended(now)
             execution.mark = None
 
     return [(DeviceSlots, "_begin", begin)]

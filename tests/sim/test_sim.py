@@ -18,7 +18,7 @@ from tests.sim.web.running import run_web_block
 from tests.sim.world import World, from_json, to_json
 
 BLOCK = 100
-BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 600, BLOCK)]
+BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 400, BLOCK)]
 
 FOUND = sorted(Path(__file__).with_name("worlds").glob("*.json"))
 """Worlds that found a bug once, each with the mutation that plants it again."""
@@ -43,9 +43,9 @@ def test_every_request_has_one_right_outcome_whatever_happens(backend: Backend, 
     assert outcomes["answered"] > outcomes.total() / 5, "these worlds are too hostile to prove anything"
 
 
-@pytest.mark.parametrize(("backend", "first"), [(BACKENDS[n % 2], n * 75) for n in range(2)])
+@pytest.mark.parametrize(("backend", "first"), [(BACKENDS[n % 2], n * 50) for n in range(2)])
 def test_every_request_that_is_whole_is_answered_whatever_the_connections_do(backend: Backend, first: int) -> None:
-    _, failed, outcomes = run_web_block((range(first, first + 75), backend))
+    _, failed, outcomes = run_web_block((range(first, first + 50), backend))
     assert not failed, shown(failed)
     assert outcomes["answered"] > 100, "these connections ask too little to prove anything"
 
@@ -60,9 +60,9 @@ def test_a_world_that_found_a_bug_once_finds_it_when_it_is_planted_again_and_not
             collect_garbage()
 
 
-@pytest.mark.parametrize("first", range(0, 500, 250))
+@pytest.mark.parametrize("first", range(0, 300, 150))
 def test_items_go_to_the_device_in_the_order_of_a_scheduler_that_is_slow_and_simple(first: int) -> None:
-    assert not {seed: wrong for seed in range(first, first + 250) if (wrong := order.check(seed))}
+    assert not {seed: wrong for seed in range(first, first + 150) if (wrong := order.check(seed))}
 
 
 def test_a_seed_is_the_same_every_time() -> None:

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from staged_pool.stages.scheduling.service_time import (
+    EARLY_STALL_S,
     LEAST_STALL_S,
     STALL_FACTOR,
     STALL_LEARNED_BATCHES,
@@ -106,12 +107,15 @@ def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens
     assert model.drain_s(tokens, 512) >= 0.0
 
 
-def test_no_forward_is_stalled_before_the_model_has_learned() -> None:
+def test_the_first_forward_is_never_stalled_and_the_next_ones_only_after_ten_seconds() -> None:
     model = ServiceTimeModel()
-    for _ in range(STALL_LEARNED_BATCHES):
-        assert model.stall_s(10) == math.inf
-        model.observe(10, 30.0)  # the first ones compile kernels
-    assert model.stall_s(10) < math.inf
+    assert model.stall_s(10) == math.inf
+    for _ in range(STALL_LEARNED_BATCHES - 1):
+        model.observe(10, 0.01)
+        assert model.stall_s(10) == EARLY_STALL_S
+        assert model.stall_s(1_000_000) > EARLY_STALL_S  # a first large batch
+    model.observe(10, 0.01)
+    assert model.stall_s(10) == LEAST_STALL_S
 
 
 def test_a_short_forward_is_stalled_after_a_second_and_a_long_one_after_a_multiple() -> None:

@@ -81,16 +81,16 @@ async def test_an_outcome_that_is_there_survives_a_cancellation() -> None:
 async def test_the_stage_of_a_request_is_the_earliest_that_has_something_of_it() -> None:
     ticket = a_ticket()
     assert ticket.stage == "door", "metrics have it as a label"
-    ticket.moved_to("parse")
+    ticket.moved_to("parse", now=0.0)
     assert ticket.stage == "parse"
-    ticket.moved_to("parse", 0)
-    ticket.move(8, None, "preprocess_images")
-    ticket.move(1, "preprocess_images", "batch_images")
-    ticket.move(1, "batch_images", "postprocess")
+    ticket.moved_to("parse", 0, now=0.0)
+    ticket.move(8, None, "preprocess_images", now=0.0)
+    ticket.move(1, "preprocess_images", "batch_images", now=0.0)
+    ticket.move(1, "batch_images", "postprocess", now=0.0)
     assert ticket.stage == "preprocess_images", "seven of eight are there"
-    ticket.move(7, "preprocess_images", "batch_images")
+    ticket.move(7, "preprocess_images", "batch_images", now=0.0)
     assert ticket.stage == "batch_images"
-    ticket.move(7, "batch_images", "postprocess")
+    ticket.move(7, "batch_images", "postprocess", now=0.0)
     assert ticket.stage == "postprocess"
 
 

@@ -19,12 +19,12 @@ from staged_pool.runtime.model import (
     PreparedImage,
     Preprocessed,
     Row,
-    Span,
     SparseVector,
     TokenSequence,
     Values,
 )
-from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, Output, PairInput, PluginSource
+from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, ImagePair, Output, PairInput, PluginSource
+from staged_pool.runtime.spans import Span
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, ModelFailed
@@ -158,7 +158,7 @@ class LetterModel:
                 return "".join(self.read_image(cast(bytes, image.source)) for image in given.images)
             except InvalidInput as error:
                 return error
-        assert not isinstance(source, Image | PluginSource)
+        assert not isinstance(source, Image | ImagePair | PluginSource)
         if isinstance(source, PairInput):
             return source.first + source.second
         if isinstance(source.source, Chat):
@@ -169,7 +169,7 @@ class LetterModel:
         if given.lane == "image":
             return _prepared_image(given, text)
         source = given.source
-        assert not isinstance(source, Image | PluginSource)
+        assert not isinstance(source, Image | ImagePair | PluginSource)
         if source.max_tokens is not None:
             text = text[: self.card.max_tokens if source.max_tokens == MODEL_MAX else source.max_tokens]
         if not text:

@@ -24,8 +24,18 @@ class Page:
     headers: Headers
 
 
+_INCLUDE: Final = re.compile(rb"<!-- include (?P<name>\S+)\.(?P<kind>css|js) -->")
+_TAGS: Final = {b"css": b"style", b"js": b"script"}
+
+
 def _page(name: str) -> Page:
-    body = (Path(__file__).parent / name).read_bytes()
+    folder = Path(__file__).parent
+
+    def included(found: re.Match[bytes]) -> bytes:
+        part, tag = (folder / f"{found['name'].decode()}.{found['kind'].decode()}").read_bytes(), _TAGS[found["kind"]]
+        return b"<%s>\n%s</%s>" % (tag, part, tag)
+
+    body = _INCLUDE.sub(included, (folder / name).read_bytes())
     return Page(body, [(b"content-security-policy", _policy(body)), *_ALWAYS])
 
 

@@ -96,7 +96,7 @@ def _inputs(fields: EmbedBody) -> tuple[str, tuple[TextInput | Image, ...]]:
         raise (InvalidInput if given else NoInputs)(message, param="texts")
     if fields.images:
         images = (read_image(url, f"images[{index}]", index, bare=False) for index, url in enumerate(fields.images))
-        return "images", tuple(with_options(image, fields.image_options()) for image in images)
+        return "images", tuple(with_options(image, fields.media_options()) for image in images)
     if fields.inputs:
         return "inputs", tuple(_input(each, index, fields) for index, each in enumerate(fields.inputs))
     return "texts", tuple(_text(text, fields) for text in fields.texts or ())
@@ -109,7 +109,7 @@ def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
     if not given.content:
         raise field_error(where, "at least one part is needed", index)
     parts = [part.read(f"{where}[{place}]", index) for place, part in enumerate(given.content)]
-    content = with_options(document(parts), fields.image_options())
+    content = with_options(document(parts), fields.media_options())
     return content if isinstance(content, Image) else _text(content, fields)
 
 

@@ -52,7 +52,7 @@ def read_reranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
         raise NoInputs("`input` is empty; give at least one document", param="input")
     if fields.rewrite_query:
         raise field_error("rewrite_query", "not supported; expected false")
-    options = fields.image_options()
+    options = fields.media_options()
     documents = (_content(given, fields.rank_fields, index) for index, given in enumerate(fields.input))
     request = ScoreRequest(
         queries=(fields.query,),
@@ -73,7 +73,8 @@ def _content(given: Document, rank_fields: Sequence[str] | None, index: int) -> 
     if rank_fields:
         return text_of(given, rank_fields, where, index)
     if "type" in given or "text" in given:
-        part = ContentPart(**{name: given.get(name) for name in ("type", "text", "image_url", "image")})
+        names = ("type", "text", "image_url", "image", "video_url", "video")
+        part = ContentPart(**{name: given.get(name) for name in names})
         return document([part.read(where, index, default="text")])
     if not given:
         raise field_error(where, "the object has no fields", index)

@@ -67,7 +67,7 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     query = fields.query.read("query", None)
     if not query:
         raise field_error("query.text", "the query is empty; expected a text")
-    options = fields.image_options()
+    options = fields.media_options()
     passages = [passage.read(f"passages[{index}]", index) for index, passage in enumerate(fields.passages)]
     request = ScoreRequest(
         queries=(with_options(query, options),),

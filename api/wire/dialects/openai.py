@@ -70,7 +70,7 @@ class EmbeddingsBody(InputFields, kw_only=True):
     normalized: bool | None = None
     """Jina's name of `use_activation`."""
     late_chunking: bool | None = None
-    """Jina's option to read all inputs in one forward, as parts of one text. Rejected."""
+    """Jina's option to read all texts in one forward, as the chunks of one document."""
 
     modality: Modality | None = None
     """Infinity's field: meaning of a text in `input`."""
@@ -132,8 +132,6 @@ def _read(
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")
-    if fields.late_chunking:
-        raise field_error("late_chunking", "not supported: send false, or the whole text as one input")
     dimensions = _dimensions(fields)
     type_field, encodings = _encodings(fields)
     for encoding in encodings.values():
@@ -149,6 +147,7 @@ def _read(
         normalize=fields.use_activation is not False and fields.normalized is not False,
         prompt_name=_prompt_name(fields, card),
         prompt=fields.prompt,
+        late_chunking=bool(fields.late_chunking),
     )
     return request, encodings, fields
 

@@ -36,6 +36,7 @@ POOLING_TASKS: Final[Mapping[Output, PoolingTask]] = {
 """vLLM's names of outputs. No model has both outputs that are called `token_classify`."""
 NAMES: Final[frozenset[str]] = frozenset(POOLING_TASKS.values())
 _SCORE: Final = "score"
+_WITH_OFFSETS: Final = frozenset({Output.MULTI_VECTOR, Output.TOKEN_LABELS})
 _OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
 """Outputs that one request may have together, from one forward."""
 
@@ -58,6 +59,11 @@ class PoolingBody(EncodingFields, kw_only=True):
     prompt_name: str | None = None
     """Prompt of embedding tasks, as for `/v1/embeddings`."""
     prompt: str | None = None
+    return_offsets: bool | None = None
+    """For `token_embed`, and labels of tokens: add `offsets`, the first character and the end of each token.
+
+    They are null for an input that is no text.
+    """
 
 
 class _TaskOnly(msgspec.Struct):
@@ -118,8 +124,15 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise field_error(
             "encoding_format", "bytes have one array for each input: expected one task as a text, and not sparse"
         )
+    if fields.return_offsets:
+        if not _WITH_OFFSETS.intersection(asked.values()):
+            raise field_error("return_offsets", "only for token_embed, and for token_classify by labels")
+        if encoding.is_bytes:
+            raise field_error("return_offsets", "bytes have one array for each input, and no room for offsets")
     request = _request(fields, frozenset(asked.values()))
-    write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
+    write = partial(
+        encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding, with_offsets=bool(fields.return_offsets)
+    )
     return request, with_request_id(write, fields.request_id)
 
 
@@ -183,6 +196,7 @@ def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRe
         normalize=activate,
         prompt_name=fields.prompt_name,
         prompt=fields.prompt,
+        offsets=bool(fields.return_offsets),
     )
 
 
@@ -192,6 +206,7 @@ def encode_pooling(
     tasks: tuple[PoolingTask, ...],
     by_name: bool,
     encoding: Encoding,
+    with_offsets: bool = False,
     *,
     request_id: str,
     created: int,
@@ -203,6 +218,7 @@ def encode_pooling(
         tasks: The tasks of the request; at least one.
         by_name: Write an object with an entry for each task. False: write the output of the only task.
         encoding: Encoding of each array.
+        with_offsets: Add the offsets of the tokens of each input.
         request_id: See `Write`.
         created: See `Write`.
     """
@@ -213,7 +229,12 @@ def encode_pooling(
         return write_raw(arrays, encoding, kind="pooling", **about)
     columns = zip(*rows.values(), strict=True)
     data = (
-        {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
+        {
+            "index": index,
+            "object": "pooling",
+            **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding),
+            **(_offsets(result, index, by_name) if with_offsets else {}),
+        }
         for index, row in enumerate(columns)
     )
     values = average(sum(row.size for each in rows.values() for row in each), len(rows[tasks[0]]))
@@ -231,6 +252,17 @@ def _entry(row: Mapping[PoolingTask, Values], by_name: bool, encoding: Encoding)
         return {"data": data, **({"scale": scales} if scales else {})}
     [task] = row
     return {"data": data[task], **({"scale": scales[task]} if scales else {})}
+
+
+def _offsets(
+    result: EmbedResult | ClassifyResult | TokenClassifyResult, index: int, by_name: bool
+) -> Mapping[str, object]:
+    """Return the field with the offsets of one input."""
+    assert not isinstance(result, ClassifyResult)
+    found = None if result.offsets is None else result.offsets[index]
+    pairs = None if found is None else found.tolist()
+    name = "token_embed" if isinstance(result, EmbedResult) else "token_classify"
+    return {"offsets": {name: pairs} if by_name else pairs}
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: PoolingTask) -> Sequence[Values]:

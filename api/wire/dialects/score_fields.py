@@ -46,7 +46,7 @@ class CommonFields(RequestFields, kw_only=True):
 
 
 def contents_of(given: Texts | Sequence[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
-    options = fields.image_options()
+    options = fields.media_options()
     if isinstance(given, str | Document):
         return (with_options(_content(given, field, field, None), options),)
     if not given:
@@ -70,7 +70,7 @@ def _content(given: Text, field: str, where: str, index: int | None) -> Content:
 
 def _part(given: ContentPart, where: str, index: int | None) -> str | Image:
     """Read a part; its `type` may be missing if it has only one of the fields."""
-    has = [name for name in ("text", "image", "image_url") if getattr(given, name) is not None]
+    has = [name for name in ("text", "image", "image_url", "video", "video_url") if getattr(given, name) is not None]
     if given.type is None and len(has) > 1:
         raise field_error(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
     return given.read(where, index, default=has[0] if has else "text")
@@ -106,7 +106,7 @@ def _ending(given: object) -> str:
     """Return the path from a query or document to its text, image or parts."""
     if not isinstance(given, Document):
         return ""
-    names = ("content", "text", "image_url", "image")
+    names = ("content", "text", "image_url", "image", "video_url", "video")
     return next((f".{name}" for name in names if getattr(given, name) is not None), "")
 
 

@@ -14,7 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, RequestFields
-from staged_pool.api.wire.images import document, read_image, with_options
+from staged_pool.api.wire.images import document, read_image, read_video, with_options
 from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
@@ -23,33 +23,40 @@ from staged_pool.stages.errors import NoInputs, Words, shortened
 
 
 class Segment(msgspec.Struct):
-    """Text or image of one input, with the fields of all types."""
+    """Text, image or video of one input, with the fields of all types."""
 
     type: str
     text: str | None = None
     image_url: str | None = None
     image_base64: str | None = None
     """A data URL."""
+    video_url: str | None = None
+    video_base64: str | None = None
+    """A data URL."""
 
     def read(self, where: str, index: int) -> str | Image:
-        """Return the text or the image.
+        """Return the text, the image or the video.
 
         Raises:
             InvalidInput: The type is unknown, or the field of the type is missing or wrong.
         """
         match self.type:
-            case "text" | "image_url" | "image_base64":
+            case "text" | "image_url" | "image_base64" | "video_url" | "video_base64":
                 given: object = getattr(self, self.type)
             case _:
-                what = f"`{shortened(self.type)}` is not supported; `text`, `image_url` and `image_base64` are"
+                known = "`text`, `image_url`, `image_base64`, `video_url` and `video_base64` are"
+                what = f"`{shortened(self.type)}` is not supported; {known}"
                 raise field_error(f"{where}.type", what, index)
         if not isinstance(given, str):
             raise field_error(f"{where}.{self.type}", "this field is required", index)
-        return given if self.type == "text" else read_image(given, f"{where}.{self.type}", index, bare=False)
+        if self.type == "text":
+            return given
+        read = read_video if self.type.startswith("video") else read_image
+        return read(given, f"{where}.{self.type}", index, bare=False)
 
 
 class MultimodalInput(msgspec.Struct):
-    """Texts and images that become one vector."""
+    """Texts, images and videos that become one vector."""
 
     content: Annotated[list[Segment], msgspec.Meta(min_length=1)]
 
@@ -99,7 +106,7 @@ def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 def _input(given: MultimodalInput, index: int, fields: MultimodalBody) -> TextInput | Image:
     where = f"inputs[{index}].content"
     parts = [segment.read(f"{where}[{place}]", index) for place, segment in enumerate(given.content)]
-    content = with_options(document(parts), fields.image_options())
+    content = with_options(document(parts), fields.media_options())
     if isinstance(content, Image):
         return content
     limit = None if fields.truncation is False else MODEL_MAX

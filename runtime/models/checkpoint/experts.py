@@ -20,7 +20,7 @@ def select_experts_implementation(model: PreTrainedModel) -> None:
     if getattr(model.config, "_experts_implementation", None) != "grouped_mm" or _grouped(model.device, model.dtype):
         return
     model.set_experts_implementation("eager")
-    log.info("model.experts_in_turn", reason=f"torch {torch.__version__} has no grouped product for {model.device}")
+    log.debug("model.experts_in_turn", reason=f"torch {torch.__version__} has no grouped product for {model.device}")
 
 
 def _grouped(device: torch.device, dtype: torch.dtype) -> bool:

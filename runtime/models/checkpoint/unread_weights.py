@@ -7,12 +7,20 @@ by their role. Any other unread weight rejects the folder, by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, Projection, TokenWeightsSpec
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    HeadModule,
+    LayersScoreSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    Projection,
+    TokenWeightsSpec,
+)
 from staged_pool.stages.errors import ConfigError
 
 _DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -20,7 +28,7 @@ _DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 _COMPUTED_BUFFERS: Final = re.compile(
     r"(^|\.)(position_ids|token_type_ids|inv_freq|original_inv_freq|cos_cached|sin_cached|cos_sin_cache"
-    r"|num_batches_tracked|_extra_state|masked_bias|attn\.bias|attention\.bias|h\.\d+\.attn\.bias)$"
+    r"|num_batches_tracked|relative_position_index|_extra_state|masked_bias|attn\.bias|attention\.bias|h\.\d+\.attn\.bias)$"
 )
 """Buffers that older versions of transformers saved; the models compute them at load."""
 
@@ -100,7 +108,8 @@ def _is_harmless(name: str, folder: ModelFolder, used: Collection[str]) -> bool:
 def _read_by_heads(folder: ModelFolder) -> Iterable[str]:
     """Names of the weights that heads read from the checkpoint's own file."""
     for spec in folder.heads:
-        modules = spec.modules if isinstance(spec, MultiVectorSpec) else ()
+        modules: Sequence[HeadModule] = spec.modules if isinstance(spec, MultiVectorSpec | DenseSpec) else ()
+        modules = spec.layers if isinstance(spec, LayersScoreSpec) else modules
         projections = [spec.projection] if isinstance(spec, TokenWeightsSpec) else modules
         for module in projections:
             if isinstance(module, Projection) and any(file.parent == folder.body for file in module.files):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import transformers
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -31,12 +32,17 @@ from transformers import (
     PreTrainedModel,
 )
 
+from staged_pool.runtime.models.checkpoint.adapters import merge_adapter
 from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
 from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, quiet_transformers
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
+from staged_pool.runtime.models.checkpoint.static import load_static
 from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
+from staged_pool.runtime.models.folders.bidirectional import is_bidirectional
+from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES, is_engine_config
 from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
-from staged_pool.runtime.models.specs.model import Architecture, ModelFolder
+from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.model import Architecture, LogitScoreSpec, ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
@@ -59,6 +65,9 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
     "image classifier": AutoModelForImageClassification,
 }
 """Auto classes, which find a model class in the folder's own code."""
+
+_READ_BY_DECODERS: Final = ("BartForSequenceClassification",)
+"""Classifiers whose decoder reads the text again, and gives a vector of each token."""
 
 _UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
 """Torch's error for an object in a pickle that is not a tensor; a group holds the object's name."""
@@ -104,8 +113,13 @@ def load_transformer(
     Raises:
         ConfigError: transformers lacks the architecture; or weights are missing, of another shape, or unread.
     """
+    if folder.architecture == "static embedding":
+        static = load_static(folder, dtype=dtype, device=device)
+        return Loaded(static, static)
     model, report, cleared = _load_checkpoint(folder, dtype=dtype, own_code=own_code, allow_pickle=allow_pickle)
-    _check_loaded(folder, model, report, own_code=own_code)
+    adapted = merge_adapter(folder.body, model, headless=_is_headless(folder))
+    missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])} - adapted
+    _check_loaded(folder, model, missing, report["unexpected_keys"], own_code=own_code)
     whole = model.eval().to(device)
     select_experts_implementation(whole)
     if folder.architecture == "two towers":
@@ -138,7 +152,7 @@ def _load_checkpoint(
             _AUTO[folder.architecture] if runs_code and not multimodal else _model_class(config, folder.architecture)
         )
         wide = text_config if folder.images is not None else config
-        if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
+        if folder.architecture not in ("two towers", "image classifier") and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. Heads do read it.
         takes_pooler = _is_headless(folder) and "add_pooling_layer" in inspect.signature(model_class).parameters
@@ -152,17 +166,21 @@ def _load_checkpoint(
             ignore_mismatched_sizes=True,  # transformers only logs these; `_check_loaded` rejects them by name
             **({"add_pooling_layer": False} if takes_pooler else {}),
             **({"trust_remote_code": True} if runs_code else {}),
+            **({"key_mapping": dict(ENGINE_NAMES)} if _is_engine(folder) else {}),
         )
     return model, report, cleared
 
 
-def _check_loaded(folder: ModelFolder, model: PreTrainedModel, report: Mapping[str, Any], *, own_code: bool) -> None:
+def _check_loaded(
+    folder: ModelFolder, model: PreTrainedModel, missing: Collection[str], left: Iterable[str], *, own_code: bool
+) -> None:
     """Reject weights that do not fit their class, and a class whose attention may differ.
 
     Args:
         folder: The settings read from the folder.
         model: The loaded model.
-        report: transformers' report on its weights.
+        missing: Names of its weights that are missing or of another shape.
+        left: Names of the weights that are not weights of the model.
         own_code: True if the folder's own Python code may run.
 
     Raises:
@@ -170,10 +188,9 @@ def _check_loaded(folder: ModelFolder, model: PreTrainedModel, report: Mapping[s
             may change the attention mask.
     """
     has_own_code = _has_own_code(folder)
-    reshaped = {name for name, *_ in report["mismatched_keys"]}
-    missing = reshaped | set(report["missing_keys"])
     multimodal = folder.architecture == "vision-language model"
-    unread = ("pooler.",) if _is_headless(folder) else ("lm_head.",) if multimodal else ()
+    reads_answers = any(isinstance(spec, LogitScoreSpec) for spec in folder.heads)
+    unread = ("pooler.",) if _is_headless(folder) else ("lm_head.",) if multimodal and not reads_answers else ()
     if unfit := sorted(name for name in missing if not any(part in name for part in unread)):
         ran = "ran" if own_code else "was not run"
         hint = f" (its auto_map asks for the folder's own code, which {ran})" if has_own_code else ""
@@ -181,7 +198,7 @@ def _check_loaded(folder: ModelFolder, model: PreTrainedModel, report: Mapping[s
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
             f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
-    check_unread_weights(folder, model, _base(folder, model), report["unexpected_keys"])
+    check_unread_weights(folder, model, _base(folder, model), left)
     if has_own_code and not own_code and _may_be_bidirectional(folder, model):
         raise ConfigError(
             f"config.json: auto_map={folder.config['auto_map']!r} asks for the folder's own code, which may make "
@@ -196,15 +213,32 @@ def _is_headless(folder: ModelFolder) -> bool:
 
 def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
     """Read the config into its class of transformers or of the folder's own code."""
-    if folder.config.get("model_type") == "gte":  # the file itself may name the folder's own code
-        if (native := getattr(transformers, "GteConfig", None)) is None:
-            known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
-            raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
-        config: PreTrainedConfig = native.from_dict(dict(folder.config))
+    kind = folder.config.get("model_type")
+    if kind == "gte" and not hasattr(transformers, "GteConfig"):
+        known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
+        raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
+    # A converted config is not that of the file, which may name the folder's own code.
+    if kind == "gte" or is_bidirectional(_config_file(folder)):
+        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
         return config
+    if folder.architecture == "vision-language model" and folder.config != _config_file(folder):  # of another class
+        described: PreTrainedConfig = CONFIG_MAPPING[folder.config["model_type"]].from_dict(dict(folder.config))
+        return described
     found: PreTrainedConfig = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
     return found
+
+
+def _is_engine(folder: ModelFolder) -> bool:
+    """True for a page retriever in the layout of colpali-engine."""
+    return is_engine_config(folder.config, _config_file(folder))
+
+
+def _config_file(folder: ModelFolder) -> Mapping[str, Any]:
+    """Content of `config.json`, as it is written."""
+    file = JsonFile.read(folder.body / "config.json", root=folder.body) or JsonFile.empty()
+    content: Mapping[str, Any] = file.content
+    return content
 
 
 def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, **settings: Any) -> tuple[Any, Any]:
@@ -243,6 +277,8 @@ def _base(folder: ModelFolder, whole: PreTrainedModel) -> PreTrainedModel:
     """The transformer inside a model with a head; for an encoder, the model itself."""
     headed = folder.architecture in _WITH_HEAD or folder.architecture == "vision-language model"
     base: PreTrainedModel = whole.base_model if headed else whole
+    if folder.architecture == "image classifier" and base is whole:  # of a model with two towers
+        base = getattr(whole, "vision_model", whole)
     return base
 
 
@@ -275,6 +311,8 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]
+        if fitting and fitting[0].__name__ in _READ_BY_DECODERS:
+            return fitting[0]
         if config.is_encoder_decoder and fitting:
             raise ConfigError(
                 f"config.json: {fitting[0].__name__} computes labels from a decoder, which is not supported"

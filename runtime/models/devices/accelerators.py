@@ -87,7 +87,7 @@ def record_forwards(name: str, replica: Replica, batch_tokens: int) -> None:
         if reason:
             log.info("model.not_recorded", model=name, lane=lane, device=str(replica.device), reason=reason)
         if recorded:
-            log.info("model.recorded", model=name, lane=lane, device=str(replica.device), tokens=recorded)
+            log.debug("model.recorded", model=name, lane=lane, device=str(replica.device), tokens=recorded)
 
 
 def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:

@@ -8,6 +8,7 @@ the host launches the next, so the device does not pause. Two threads do this: e
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import torch
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.statistics import ReplicaStatistics
+from staged_pool.stages.meter import LevelSeconds
 
 
 class Launcher:
@@ -54,6 +56,8 @@ class Replica:
     """Forwards that have started and not ended."""
     batches: int = 0
     tokens: int = 0
+    busy: LevelSeconds = field(default_factory=LevelSeconds)
+    """Time with at least one forward."""
     token_bytes: float = 0.0
     """GPU memory of a forward, in bytes for each token of its batch."""
 
@@ -93,22 +97,28 @@ class Replicas:
         with self._lock:
             replica = min(self._replicas, key=lambda replica: replica.running)
             replica.running += 1
+            if replica.running == 1:
+                replica.busy.up(time.perf_counter())
         try:
             yield replica
         finally:
             with self._lock:
                 replica.running -= 1
+                if not replica.running:
+                    replica.busy.down(time.perf_counter())
                 replica.batches += 1
                 replica.tokens += tokens
 
     def statistics(self) -> tuple[ReplicaStatistics, ...]:
         with self._lock:
+            now = time.perf_counter()
             return tuple(
                 ReplicaStatistics(
                     device=str(replica.device),
                     running=replica.running,
                     batches=replica.batches,
                     tokens=replica.tokens,
+                    busy_s=replica.busy.seconds(now),
                 )
                 for replica in self._replicas
             )

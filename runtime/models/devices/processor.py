@@ -42,7 +42,7 @@ def bfloat16_pays(ops: Any = torch.ops) -> bool:
     except NO_KERNEL as error:
         log.info("model.no_bfloat16", reason=str(error))
         return False
-    log.info("model.bfloat16", times_as_quick=round(gain, 2))
+    log.debug("model.bfloat16", times_as_quick=round(gain, 2))
     return gain > _LEAST_GAIN
 
 

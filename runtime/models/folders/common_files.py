@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.folders.bidirectional import with_bidirectional_config
 from staged_pool.runtime.models.folders.foreign_formats import (
     WEIGHT_FILES,
     check_quantization,
@@ -112,7 +113,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
         )
     content: Mapping[str, Any] = config.content
-    return with_native_config(content)
+    return with_bidirectional_config(with_native_config(content))
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:

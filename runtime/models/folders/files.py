@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
-from staged_pool.runtime.models.folders.foreign_formats import quantised_message
+from staged_pool.runtime.models.folders.foreign_formats import VOCABULARIES, quantised_message
 from staged_pool.runtime.models.folders.rope import check_rope
 from staged_pool.runtime.models.folders.unsupported_classes import check_class
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -27,12 +27,6 @@ from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
-
-_VOCABULARIES: Final = (
-    "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model",
-    "spm.model", "tekken.json",
-)  # fmt: skip
-"""Vocabulary files that the tokenizer classes of transformers read; one of them is enough."""
 
 FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5"}
 """First transformers version with a `model_type` that the oldest supported version lacks."""
@@ -59,11 +53,12 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
     Raises:
         ConfigError: Names the file and the fault.
     """
-    _check_architecture(folder, own_code=own_code)
-    check_class(folder, own_code=own_code)
-    check_rope(folder.config)
+    if folder.architecture != "static embedding":
+        _check_architecture(folder, own_code=own_code)
+        check_class(folder, own_code=own_code)
+        check_rope(folder.config)
     _check_weights(folder.body)
-    if folder.heads and not any((folder.body / name).is_file() for name in _VOCABULARIES):
+    if folder.heads and not any((folder.body / name).is_file() for name in VOCABULARIES):
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
 
 
@@ -130,7 +125,9 @@ def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
 
 def _check_weights(body: Path) -> None:
     if (body / "adapter_config.json").is_file():
-        raise ConfigError("adapter_config.json: the folder holds an adapter; merge it into the weights of its model")
+        raise ConfigError(
+            "adapter_config.json: the folder has an adapter and weights of its own: remove the one that is not wanted"
+        )
     for name in weight_files(body):
         _check_shard(body / name, name)
 

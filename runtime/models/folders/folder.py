@@ -12,6 +12,7 @@ from pathlib import Path
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
+from staged_pool.runtime.models.folders.bidirectional import own_pooling, with_own_projection
 from staged_pool.runtime.models.folders.chat_pairs import chat_template, pair_template
 from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
@@ -24,6 +25,13 @@ from staged_pool.runtime.models.folders.common_files import (
 )
 from staged_pool.runtime.models.folders.foreign_formats import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
+from staged_pool.runtime.models.folders.image_rerankers import (
+    image_text,
+    is_image_reranker,
+    is_jina_m0,
+    read_jina_m0,
+    with_images_in_pairs,
+)
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
 from staged_pool.runtime.models.folders.llm_rerankers import missing_question_note, read_llm_reranker, with_user_tokens
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
@@ -31,16 +39,19 @@ from staged_pool.runtime.models.folders.pooling_modules import read_head, read_p
 from staged_pool.runtime.models.folders.readme import is_embedding_model
 from staged_pool.runtime.models.folders.reranker_families import INSTRUCTION, find_family, reject_unsupported
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
+from staged_pool.runtime.models.folders.static import is_static, read_static_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (
     VISION_CHAT_MODELS,
     is_page_retriever,
+    read_conversation_form,
     read_page_folder,
     with_images,
 )
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
+    LogitScoreSpec,
     ModelFolder,
     PairTemplate,
     PoolingMode,
@@ -80,7 +91,7 @@ def read_folder(
     if "\\n" in (score_template or ""):
         note = "score_template has a backslash followed by n, not a line break: in a shell, write $'...'"
         folder = replace(folder, notes=(*folder.notes, note))
-    if score_tokens is not None and folder.architecture != "causal language model":
+    if score_tokens is not None and not any(isinstance(spec, LogitScoreSpec) for spec in folder.heads):
         raise ConfigError(f"score_tokens={score_tokens!r}: this model is not an LLM reranker")
     return folder
 
@@ -92,6 +103,10 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
     _reject_unsupported_model(path)
     if is_image_folder(path, modules_file):
         return read_image_folder(path, modules_file, settings, task)
+    if kind == "SentenceTransformer" and is_static(path, modules_file):
+        return read_static_folder(path, modules_file, settings)
+    if (config := JsonFile.read(path / "config.json", root=path)) is not None and is_jina_m0(config.content):
+        return read_jina_m0(path, task)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
     splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
@@ -99,13 +114,13 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return read_sparse_folder(path, modules_file, settings)
     if kind == "CrossEncoder" or (modules_file is None and _is_label_model(path, task, asked)):
         chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
-        return _label_folder(path, chain, settings, asked, task)
+        return with_images_in_pairs(_label_folder(path, chain, settings, asked, task))
     if kind != "SentenceTransformer":
         raise ConfigError(f"{settings.name}: model_type={kind!r} is not supported")
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_images(with_token_weights(with_bge_m3_heads(folder)))
+    return with_images(with_token_weights(with_bge_m3_heads(with_own_projection(folder))))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
@@ -120,9 +135,11 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
     transformer = read_transformer_settings(body, root=path)
     if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
-    if transformer.get("processing_kwargs", dict, {}):
-        raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
-    check_modalities(transformer, output="last_hidden_state")
+    conversation = read_conversation_form(config, transformer)
+    if conversation is None:
+        if transformer.get("processing_kwargs", dict, {}):
+            raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
+        check_modalities(transformer, output="last_hidden_state")
     if len(chain) < 2 or chain[1][0] != "Pooling":
         raise ConfigError(
             "modules.json: the Transformer must be followed by a Pooling, but the chain is "
@@ -150,19 +167,22 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
         default_prompt=prompt,
+        conversation=conversation,
     )
 
 
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     """Read a transformer without `modules.json`: mean pooling, not normalised, as in sentence-transformers.
 
-    Vision-language models and GTE follow their authors' own code, which sentence-transformers runs for them too.
+    Vision-language models, GTE and NVIDIA's decoders follow their authors' own code, which sentence-transformers runs
+    for them too.
     """
     config = read_body_config(path, root=path)
     reads_images = config.get("model_type") in VISION_CHAT_MODELS
     causal = classifier.is_causal(config)
-    mode: PoolingMode = "lasttoken" if causal or reads_images else "cls" if is_gte(config) else "mean"
-    normalize = reads_images or is_gte(config)
+    own = own_pooling(required(path / "config.json", root=path))
+    mode: PoolingMode = own or ("lasttoken" if causal or reads_images else "cls" if is_gte(config) else "mean")
+    normalize = reads_images or is_gte(config) or own is not None
     how = "with" if normalize else "without"
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
@@ -196,6 +216,9 @@ def _is_label_model(path: Path, task: Task, asked: RerankerPrompt) -> bool:
     config = read_body_config(path, root=path)
     if task == "embed":
         return False
+    if is_image_reranker(config):
+        template = chat_template(path, root=path)
+        return task == "score" or bool(asked.tokens) or find_family(path, path, config, template) is not None
     if not classifier.is_language_model(config):
         return classifier.classifier_kind(config) is not None and not gives_token_weights(config)
     if task == "score" or asked.tokens or find_family(path, path, config, chat_template(path, root=path)) is not None:
@@ -228,7 +251,7 @@ def _label_folder(
     template = (
         pair_template(transformer, chat, instruction=(prompt or None) if has_logit_score else None)
         if asked.template is None
-        else PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION)
+        else PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION, image=image_text(config))
     )
     if has_logit_score:
         score = required(chain[1][1] / "config.json", root=path)
@@ -238,7 +261,7 @@ def _label_folder(
     elif kind is not None:
         label_fields = classifier.read_classifier(kind, config, settings, pair_template=template)
         label_fields = replace(label_fields, warnings=missing_question_note(path, body, config, chat, template))
-    elif classifier.is_language_model(config):
+    elif classifier.is_language_model(config) or is_image_reranker(config):
         label_fields = read_llm_reranker(
             path, body, config, asked, chat=chat, pair_template=template, is_reranker=task == "score"
         )

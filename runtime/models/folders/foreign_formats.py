@@ -19,6 +19,12 @@ WEIGHT_FILES: Final = (
 )  # fmt: skip
 """File names of the weights that transformers loads."""
 
+VOCABULARIES: Final = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model",
+    "spm.model", "tekken.json",
+)  # fmt: skip
+"""Vocabulary files that the tokenizer classes of transformers read; one of them is enough."""
+
 _FORMATS: Final[tuple[tuple[str, str], ...]] = (
     ("*.gguf", "only weights in GGUF, the format of llama.cpp"),
     ("*.onnx", "only a graph in ONNX"),
@@ -55,7 +61,6 @@ _LIBRARIES: Final[Mapping[str, str]] = {
 _TIMM: Final = "config.json: this is a timm model, which is not supported; name one in the layout of transformers"
 
 MODULES: Final[Mapping[str, str]] = {
-    "StaticEmbedding": "static token vectors without a transformer are not supported",
     "Router": "several chains by role are not supported: serve the folder of each chain by itself",
     "Asym": "several chains by role are not supported: serve the folder of each chain by itself",
     "SparseStaticEmbedding": "static token weights without a transformer are not supported",
@@ -66,7 +71,7 @@ MODULES: Final[Mapping[str, str]] = {
 
 
 def check_layout(path: Path) -> None:
-    """Reject a folder of another library, or one with only an adapter.
+    """Reject a folder of another library.
 
     Raises:
         ConfigError: Names the library or format, and what to do.
@@ -75,7 +80,7 @@ def check_layout(path: Path) -> None:
     if config is not None:
         _check_config(config)
         return
-    if (path / "modules.json").is_file() and not (path / "adapter_config.json").is_file():
+    if (path / "modules.json").is_file():
         return
     if (cause := _foreign_library(path)) is not None:
         raise ConfigError(cause)
@@ -124,8 +129,6 @@ def file_names(path: Path) -> list[str]:
 
 def _check_config(config: JsonFile) -> None:
     kind = config.content.get("model_type")
-    if kind == "model2vec" or "StaticModel" in (config.content.get("architectures") or []):
-        raise ConfigError(f"config.json: this is a model2vec model: {MODULES['StaticEmbedding']}")
     if kind == "timm_wrapper" or (
         kind is None and ("pretrained_cfg" in config.content or "num_features" in config.content)
     ):
@@ -134,14 +137,6 @@ def _check_config(config: JsonFile) -> None:
 
 def _foreign_library(path: Path) -> str | None:
     """The reason why a folder without `config.json` is not supported; None if it is unknown."""
-    adapter = JsonFile.read(path / "adapter_config.json", root=path)
-    if adapter is not None:
-        base = adapter.content.get("base_model_name_or_path") or "its base model"
-        kind = adapter.content.get("peft_type", "peft")
-        return (
-            f"adapter_config.json: the folder has only an adapter ({kind}): merge it into the weights of {base} "
-            "(merge_and_unload of peft), save the result, and serve that folder"
-        )
     for name, cause in _LIBRARIES.items():
         if (path / name).is_file():
             return f"{name}: this is {cause}"

@@ -51,6 +51,8 @@ class _TextTower:
 
 _TWO_TOWERS: Final[Mapping[str, _TextTower]] = {
     "clip": _TextTower("CLIPModel", "end", "text_projection", False),
+    "metaclip_2": _TextTower("MetaClip2Model", "end", "text_projection", False),
+    "aimv2": _TextTower("Aimv2Model", "end", "text_projection", False),
     "siglip": _TextTower("SiglipModel", "lasttoken", "text_model.head", True),
     "siglip2": _TextTower("Siglip2Model", "lasttoken", "text_model.head", True),
 }
@@ -61,7 +63,8 @@ SigLIP was trained on texts padded to 64 tokens: https://huggingface.co/docs/tra
 
 _ENCODERS: Final = ("vit", "dinov2", "dinov2_with_registers", "dinov3_vit")
 
-_CLASSIFIER: Final = "ForImageClassification"
+_CLASSIFIERS: Final = ("ForImageClassification", "ForImageClassificationWithTeacher")
+"""Name endings of the classes of image classifiers, for every `model_type` of transformers."""
 
 _FEATURES: Final = {
     "text": {"method": "get_text_features", "method_output_name": "pooler_output"},
@@ -107,11 +110,11 @@ def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonF
     kind = config.get("model_type")
     if task in ("score", "sparse"):
         raise ConfigError(f"task={task!r}: {path.name} is an image model (model_type={kind!r})")
+    if _is_classifier(config) and modules_file is None and task != "embed":
+        return _classifier(path, config)
     if kind not in _TWO_TOWERS and kind not in _ENCODERS:
         known = ", ".join(supported_image_models())
         raise ConfigError(f"config.json: model_type={kind!r} is not supported; supported image models: {known}")
-    if kind in _ENCODERS and _is_classifier(config) and modules_file is None and task != "embed":
-        return _classifier(path, config)
     common = {
         "path": path,
         "body": body,
@@ -126,7 +129,7 @@ def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonF
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
-    return class_name(config).endswith(_CLASSIFIER)
+    return class_name(config).endswith(_CLASSIFIERS)
 
 
 def _classifier(path: Path, config: Mapping[str, Any]) -> ModelFolder:

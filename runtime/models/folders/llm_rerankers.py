@@ -11,6 +11,7 @@ from staged_pool.runtime.models.folders.classifier import LabelFields, language_
 from staged_pool.runtime.models.folders.reranker_families import (
     FAMILIES,
     QWEN3,
+    QWEN3_VL,
     RerankerFamily,
     find_family,
     looks_like_qwen3,
@@ -62,6 +63,9 @@ def read_llm_reranker(
         note = f"read as the chat template says; score: {asked.score}"
         return _from_user_settings(asked, pair_template, note)
     nothing_given = asked.template is None and not asked.tokens and pair_template is None
+    if is_reranker and nothing_given and config.get("model_type") == QWEN3_VL.model_type:
+        guessed = _from_family(QWEN3_VL, None, "assumed to be a Qwen3-VL-Reranker: the only evidence is task='score'")
+        return replace(guessed, notes=(), warnings=guessed.notes)
     if is_reranker and nothing_given and looks_like_qwen3(config, body):
         guessed = _from_family(QWEN3, None, "assumed to be a Qwen3-Reranker: the only evidence is task='score'")
         return replace(guessed, notes=(), warnings=guessed.notes)
@@ -147,8 +151,8 @@ def _score_head(asked: RerankerPrompt) -> LogitScoreSpec:
 
 
 def _from_family(family: RerankerFamily, template: PairTemplate | None, why: str) -> LabelFields:
-    """Fields of a known family. A Qwen3 folder's own template for pairs takes the place of the family's."""
-    form = template if template is not None and family is QWEN3 else family.form
+    """Fields of a known family. A Qwen3 or Qwen3-VL folder's own template for pairs takes the place of the family's."""
+    form = template if template is not None and family in (QWEN3, QWEN3_VL) else family.form
     return language_model(family.head, family.activation, form, f"{why}; score: {family.score}, as in {family.source}")
 
 

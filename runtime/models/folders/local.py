@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -23,8 +25,8 @@ def local_folder(model: str) -> Path | None:
             return None
         if not folder.exists():
             raise ConfigError(
-                f"model={model!r}: there is no such folder; name one that holds a config.json, or a hub id "
-                "(organisation/name)"
+                f"model={model!r}: there is no such folder; {_neighbour(folder)}name one that holds a config.json, or "
+                "a hub id (organisation/name)"
             )
         if not folder.is_dir():
             raise ConfigError(f"model={model!r}: is a file; name the folder that holds it")
@@ -33,3 +35,13 @@ def local_folder(model: str) -> Path | None:
     except OSError as error:  # an invalid file name, or a folder without read permission
         raise ConfigError(f"model={model!r}: cannot be read: {error.strerror or error}") from error
     return folder
+
+
+def _neighbour(folder: Path) -> str:
+    """Ask for the neighbour of a missing folder with nearly the same name; empty without one."""
+    try:
+        names = [entry.name for entry in os.scandir(folder.parent) if entry.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=0.8)
+    return f"did you mean {str(folder.parent / near[0])!r}? Else " if near else ""

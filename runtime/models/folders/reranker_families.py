@@ -44,6 +44,10 @@ class RerankerFamily:
     """Python files that only this family's folders have, or name in auto_map."""
     names: re.Pattern[str]
     """Pattern of the folder's or repository's name, in lower case."""
+    model_type: str | None = None
+    """`model_type` of a family that reads images. None: the family reads texts."""
+    pixels: tuple[int, int] | None = None
+    """Fewest and most pixels of its images, by the authors. None: as the image processor says."""
 
 
 QWEN3: Final = RerankerFamily(
@@ -66,6 +70,30 @@ QWEN3: Final = RerankerFamily(
     in_template=("Judge whether the Document meets the requirements",),
     in_card=("Judge whether the Document meets the requirements",),
     names=re.compile(r"qwen3[-_.]?reranker"),
+)
+
+QWEN3_VL: Final = RerankerFamily(
+    name="Qwen3-VL-Reranker",
+    source="https://huggingface.co/Qwen/Qwen3-VL-Reranker-2B (scripts/qwen3_vl_reranker.py)",
+    form=PairTemplate(
+        text=(
+            "<|im_start|>system\n"
+            "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+            'Note that the answer can only be "yes" or "no".<|im_end|>\n'
+            "<|im_start|>user\n"
+            "<Instruct>: {instruction}<Query>:{query}\n<Document>:{document}<|im_end|>\n<|im_start|>assistant\n"
+        ),
+        instruction="Given a search query, retrieve relevant candidates that answer the query.",
+        empty="NULL",
+        image="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    head=LogitScoreSpec(true_token="yes", false_token="no"),
+    activation="sigmoid",
+    score="the sigmoid of the logit of yes less that of no",
+    in_template=("Judge whether the Document meets the requirements",),
+    names=re.compile(r"qwen3[-_.]?vl[-_.]?reranker"),
+    model_type="qwen3_vl",
+    pixels=(4 * 32**2, 1280 * 32**2),
 )
 
 BGE_GEMMA: Final = RerankerFamily(
@@ -151,7 +179,7 @@ CTXL: Final = RerankerFamily(
     names=re.compile(r"ctxl-rerank|contextualai.*rerank"),
 )
 
-FAMILIES: Final = (QWEN3, BGE_GEMMA, MXBAI, ZERANK, CTXL)
+FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK, CTXL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +199,6 @@ _UNSUPPORTED: Final = (
         "it reads all documents of a request in one sequence and compares vectors from its own layers, so a score "
         "depends on the other documents",
         re.compile(r"jina-reranker-v3"),
-    ),
-    _UnsupportedFamily(
-        "jina-reranker-m0",
-        frozenset({"JinaVLForRanking"}),
-        "it reads images and texts by its own code, and computes its score by two layers of its own",
-        re.compile(r"jina-reranker-m0"),
     ),
     _UnsupportedFamily(
         "bge-reranker-v2.5-gemma2-lightweight",
@@ -236,8 +258,11 @@ def find_family(
         ("its model card says", lambda family: any(text in card for text in family.in_card)),
         ("its name alone says", lambda family: family.names.search(names) is not None),
     )
+    kind = config.get("model_type")
+    images = {family.model_type for family in FAMILIES} - {None}
+    families = [family for family in FAMILIES if family.model_type == (kind if kind in images else None)]
     for evidence, matches in tests:
-        found = [family for family in FAMILIES if matches(family)]
+        found = [family for family in families if matches(family)]
         if len(found) > 1:
             both = " and ".join(family.name for family in found)
             raise ConfigError(

@@ -6,9 +6,9 @@ import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: that of the hub's own HTTP client
     GatedRepoError,
     HfHubHTTPError,
@@ -20,6 +20,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     RevisionNotFoundError,
 )
 
+from staged_pool.runtime.load_progress import LoadProgress
+from staged_pool.runtime.models.folders.download_bars import counting_bars
 from staged_pool.runtime.models.folders.foreign_formats import check_layout, describe_unreadable_weights
 from staged_pool.runtime.models.folders.local import local_folder
 from staged_pool.stages.errors import ConfigError
@@ -35,6 +37,8 @@ _FILES: Final = (
     "*.jinja",
     "*.model",
     "model*.safetensors",
+    "adapter_model.safetensors",
+    "*/adapter_model.safetensors",
     "*/model.safetensors",
     "*/model-*.safetensors",
     "*/pytorch_model.bin",
@@ -42,7 +46,7 @@ _FILES: Final = (
     "README.md",
     *(f"{head}_linear.{suffix}" for head in ("colbert", "sparse") for suffix in ("safetensors", "pt")),
 )
-_PICKLED_FILES: Final = ("pytorch_model*.bin",)
+_PICKLED_FILES: Final = ("pytorch_model*.bin", "adapter_model.bin")
 """Weights that are downloaded only if there are no safetensors."""
 _ANY_WEIGHTS: Final = ("*.safetensors", "*/model*.safetensors", "*.bin", "*/pytorch_model.bin")
 """Weights of a model, or of one of its modules."""
@@ -64,8 +68,9 @@ def resolve(
     offline: bool = False,
     served_name: str | None = None,
     own_code: bool = False,
+    progress: LoadProgress | None = None,
 ) -> ResolvedModel:
-    """Find a model's folder. May download it, with the hub's own progress bars.
+    """Find a model's folder. May download it.
 
     Args:
         model: A folder or a hub id. None: the installed first-run model, else `DEFAULT_MODEL` from the hub.
@@ -73,6 +78,7 @@ def resolve(
         offline: Take a hub id from the local cache only.
         served_name: The served name. None: the folder's name, or the hub id.
         own_code: Download Python files too.
+        progress: Told of a download. None: the hub's client draws its own bars.
 
     Raises:
         ConfigError: The folder or hub id does not exist or cannot be fetched; the message says what to do.
@@ -82,7 +88,12 @@ def resolve(
             return ResolvedModel(folder=installed, name=served_name or DEFAULT_MODEL)
         try:
             return resolve(
-                DEFAULT_MODEL, revision=revision, offline=offline, served_name=served_name, own_code=own_code
+                DEFAULT_MODEL,
+                revision=revision,
+                offline=offline,
+                served_name=served_name,
+                own_code=own_code,
+                progress=progress,
             )
         except ConfigError as error:
             raise ConfigError(
@@ -91,7 +102,8 @@ def resolve(
             ) from error
     if (folder := local_folder(model)) is None:
         files = (*_FILES, "*.py") if own_code else _FILES
-        return ResolvedModel(folder=_from_hub(model, revision, files, offline=offline), name=served_name or model)
+        folder = _from_hub(model, revision, files, offline=offline, progress=progress)
+        return ResolvedModel(folder=folder, name=served_name or model)
     if revision is not None:
         raise ConfigError(f"revision={revision!r}: only a hub id has revisions, and {model} is a folder")
     return ResolvedModel(folder=folder, name=served_name or folder.resolve().name)
@@ -123,12 +135,16 @@ def _installed_folder() -> Path | None:
     return folder
 
 
-def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offline: bool) -> Path:
+def _from_hub(
+    model: str, revision: str | None, files: tuple[str, ...], *, offline: bool, progress: LoadProgress | None
+) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
-        folder = _download(model, revision, files, offline=offline)
-        if not any(folder.glob("model*.safetensors")):
-            folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline)
+        folder = _download(model, revision, files, offline=offline, progress=progress)
+        if not any(
+            found for pattern in ("model*.safetensors", "adapter_model.safetensors") for found in folder.glob(pattern)
+        ):
+            folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline, progress=progress)
         if not offline and not any(found for pattern in _ANY_WEIGHTS for found in folder.glob(pattern)):
             check_layout(folder)
             if cause := describe_unreadable_weights(HfApi().list_repo_files(model, revision=revision)):
@@ -147,10 +163,9 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
     except RevisionNotFoundError as error:
         raise ConfigError(f"revision={revision!r}: the hub's {model} has no such revision") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        why = "offline mode allows no download" if offline else "the hub cannot be reached or rejects the request"
         raise ConfigError(
-            f"model={model!r}{at}: there is no such folder, it is not in the hub's local cache, and {why}: "
-            "download it on a machine with a network, or name a model folder"
+            f"model={model!r}{at}: there is no such folder, it is not in the hub's local cache, and "
+            f"{_why_not_there(offline=offline)}, or name a model folder"
         ) from error
     except (HfHubHTTPError, HTTPError) as error:
         raise ConfigError(f"model={model!r}{at}: the hub gave no usable answer: {error}") from error
@@ -159,5 +174,26 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
     return folder
 
 
-def _download(model: str, revision: str | None, files: tuple[str, ...], *, offline: bool) -> Path:
-    return Path(snapshot_download(model, revision=revision, allow_patterns=list(files), local_files_only=offline))
+def _why_not_there(*, offline: bool) -> str:
+    """Return the reason why nothing is downloaded, and the next step."""
+    if offline:
+        return "offline mode allows no download: leave --offline out, download it on a machine with a network"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE allows no download: unset it, download it on a machine with a network"
+    return "the hub cannot be reached or rejects the request: download it on a machine with a network"
+
+
+def _download(
+    model: str, revision: str | None, files: tuple[str, ...], *, offline: bool, progress: LoadProgress | None
+) -> Path:
+    def fetched(bars: type[Any] | None) -> Path:
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=list(files), local_files_only=offline, tqdm_class=bars
+            )
+        )
+
+    if progress is None:
+        return fetched(None)
+    with progress.download(model) as moved:
+        return fetched(counting_bars(moved))

@@ -11,12 +11,14 @@ from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
+from staged_pool.runtime.models.heads.layers_score import LayersScoreHead
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
-from staged_pool.runtime.models.heads.sparse import EachTokenHead, TokenWeightsHead, build_splade
+from staged_pool.runtime.models.heads.sparse import EachTokenHead, TokenLookup, TokenWeightsHead, build_splade
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     HeadSpec,
     LabelsSpec,
+    LayersScoreSpec,
     LogitScoreSpec,
     ModelFolder,
     MultiVectorSpec,
@@ -60,6 +62,8 @@ def build_heads(
             case LogitScoreSpec():
                 true, false = _answer_ids(spec, tokenizer)
                 heads[Output.LABELS] = LogitScoreHead(loaded.whole, transformer, true, false, rounded=spec.rounded)
+            case LayersScoreSpec():
+                heads[Output.LABELS] = LayersScoreHead(spec, transformer.width, device)
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
@@ -70,11 +74,24 @@ def build_heads(
                     raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
                 heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, transformer.width, device, own_layer)
     # Not for CLIP: without a projection, its token vectors cannot be compared with those of its patches.
-    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
+    token_vectors = not folder.image_heads and folder.architecture != "static embedding"
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and token_vectors:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), transformer.width, device)
     if isinstance(sparse := heads.get(Output.SPARSE), TokenWeightsHead):
         heads[Output.TOKEN_WEIGHTS] = EachTokenHead(sparse)
     return heads
+
+
+def build_lookup(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> TokenLookup | None:
+    """Load the weights of queries' tokens. None: the model has none.
+
+    Raises:
+        ConfigError: They are missing or damaged, or do not fit the tokenizer.
+    """
+    for spec in heads:
+        if isinstance(spec, SpladeSpec) and spec.queries is not None:
+            return TokenLookup(spec.queries, tokenizer, spec.max_active_dims)
+    return None
 
 
 def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:

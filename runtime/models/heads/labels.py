@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.heads.transplant import (
     TransplantedHead,
     WholeRun,
+    end_token,
     probe_sequences,
     run_whole_model,
     takes_types,
@@ -52,6 +55,8 @@ class LabelsHead:
     def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
         self._padding: int = -1 if (padding := _padding(whole)) is None else padding
+        end = end_token(whole)
+        self._picks = _ROWS if end is None else {"last end": partial(_last_end, end=end)}
         runs = _probe(whole, transformer, Output.LABELS, ends_in_padding=True)
         expected = torch.stack([run.logits for run in runs])
         if expected.shape[1:] != (labels,):
@@ -59,7 +64,7 @@ class LabelsHead:
             raise ConfigError(f"{self._head.name} gives {shape} logits for an input, and there are {labels} labels")
         batch = PackedBatch.of([run.sequence for run in runs], whole.device)
         hidden = torch.cat([run.hidden for run in runs])
-        tried = {row: self._compare(pick(hidden, batch, self._padding), expected) for row, pick in _ROWS.items()}
+        tried = {row: self._compare(pick(hidden, batch, self._padding), expected) for row, pick in self._picks.items()}
         self._row = min(tried, key=tried.__getitem__)
         if tried[self._row] == float("inf"):
             raise ConfigError(
@@ -69,14 +74,14 @@ class LabelsHead:
 
     @property
     def row(self) -> str:
-        """Name of the vector that the head reads: a key of `_ROWS`."""
+        """Name of the vector that the head reads: a key of `_ROWS`, or `last end`."""
         return self._row
 
     def parameters(self) -> int:
         return self._head.parameters()
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        rows = _ROWS[self._row](hidden, batch, self._padding)
+        rows = self._picks[self._row](hidden, batch, self._padding)
         logits = begin_readback(self._head(rows.unsqueeze(1)))
         return lambda: list(logits())
 
@@ -178,6 +183,12 @@ def _last_but_padding(hidden: Tensor, batch: PackedBatch, padding: int) -> Tenso
     return hidden[starts + send_arrays([np.array(places)], hidden.device)]
 
 
+def _last_end(hidden: Tensor, batch: PackedBatch, _: int, *, end: int) -> Tensor:
+    """Vector of each sequence's last end token, as in BART; of its last token if it has none."""
+    behind = [s.ids[::-1].index(end) if end in s.ids else 0 for s in batch.sequences]
+    return hidden[batch.lengths.cumsum(0) - 1 - send_arrays([np.array(behind)], hidden.device)]
+
+
 _ROWS: Final[Mapping[str, _Pick]] = {
     "first": lambda hidden, batch, _: cls_pool(hidden, batch.lengths),
     "last": lambda hidden, batch, _: last_token_pool(hidden, batch.lengths),
@@ -203,6 +214,12 @@ def _probe(
         outputs=frozenset({output}),
         pairs=takes_types(whole),
     )
+    if (end := end_token(whole)) is not None:  # each has one, and not as its last token
+        middles = [len(sequence.ids) // 2 for sequence in sequences]
+        sequences = [
+            replace(sequence, ids=[*sequence.ids[:middle], end, *sequence.ids[middle + 1 :]])
+            for sequence, middle in zip(sequences, middles, strict=True)
+        ]
     runs = run_whole_model(whole, sequences)
     with torch.inference_mode():
         vectors = transformer.hidden(PackedBatch.of(sequences, whole.device))

@@ -59,6 +59,23 @@ def build_modules(
     return nn.Sequential(*layers).eval(), width
 
 
+def load_vector(folder: Path, name: str) -> Tensor:
+    """Load a vector from the weights file of a folder, in float32 on the CPU.
+
+    Raises:
+        ConfigError: The file or the tensor is missing, or has another number of dimensions.
+    """
+    file = _weights_file(folder)
+    try:
+        found = _tensors(file, [name])
+    except _DAMAGED as error:
+        raise ConfigError(f"{folder.name}: the weights cannot be used: {error}") from error
+    vector = found.get(name)
+    if not isinstance(vector, Tensor) or vector.ndim != 1:
+        raise ConfigError(f"{folder.name}: {file.name} has no vector {name}")
+    return vector.float()
+
+
 def load_projection(projection: Projection, width: int) -> nn.Linear:
     """Load a linear layer from a weights file, in float32 on the CPU.
 
@@ -193,13 +210,18 @@ def _expect(wanted: int, width: int, folder: Path) -> None:
 
 def _loaded(module: nn.Module, folder: Path) -> nn.Module:
     """Load the weights of a folder into `module`; float32, whatever their stored type."""
-    files = (folder / "model.safetensors", folder / "pytorch_model.bin")
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise ConfigError(f"{folder.name}: no model.safetensors and no pytorch_model.bin")
+    file = _weights_file(folder)
     try:
         module.load_state_dict(_tensors(file))
     except _DAMAGED as error:
         reason = " ".join(str(error).split())  # in one line
         raise ConfigError(f"{folder.name}: the weights cannot be used: {reason}") from error
     return module
+
+
+def _weights_file(folder: Path) -> Path:
+    files = (folder / "model.safetensors", folder / "pytorch_model.bin")
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ConfigError(f"{folder.name}: no model.safetensors and no pytorch_model.bin")
+    return file

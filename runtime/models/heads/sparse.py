@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,14 +14,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import SparseVector, Values
-from staged_pool.runtime.models.heads.modules import load_projection
+from staged_pool.runtime.models.heads.modules import load_projection, load_vector
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_whole_model
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, hand_over
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.models.tokenizing.tokenizer_file import TOKENIZER_FILE
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.runtime.sparse_weights import largest_weights
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 
@@ -72,7 +75,8 @@ class SpladeHead:
             start, vectors = 0, handed()
             for lengths in _groups([len(s.ids) for s in batch.sequences], self._slice_tokens):
                 end = start + sum(lengths)
-                found += _sparse_rows(self._pooled(vectors[start:end], lengths))
+                pooled = _sparse_rows(self._pooled(vectors[start:end], lengths))
+                found += [largest_weights(vector, self._spec.max_active_dims) for vector in pooled]
                 start = end
             return found
 
@@ -184,6 +188,34 @@ class TokenWeightsHead:
             np.maximum.at(largest, places, weights)
         kept = ~(largest <= 0) & ~np.isin(indices, self._left_out)
         return SparseVector(indices[kept].astype(np.int32), largest[kept])
+
+
+class TokenLookup:
+    """Weights of a query's tokens, looked up in a table: SparseStaticEmbedding of sentence-transformers.
+
+    Args:
+        folder: Folder of the module, with a weight for each token, or with the path of a file that has them.
+        tokenizer: Tokenizer of the model, which must have the tokens of the folder's own.
+        max_active_dims: See `SpladeSpec`.
+
+    Raises:
+        ConfigError: The weights are missing, damaged or do not fit the tokenizer.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, max_active_dims: int | None = None) -> None:
+        self._most = max_active_dims
+        own = folder / TOKENIZER_FILE
+        if own.is_file() and Tokenizer.from_file(str(own)).get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(f"{folder.name}/{own.name}: queries and documents have different tokens")
+        self._weights = load_vector(folder, "weight").numpy()
+        if len(self._weights) < (tokens := tokenizer.get_vocab_size()):
+            raise ConfigError(f"{folder.name}: has {len(self._weights)} weights for {tokens} tokens")
+
+    def __call__(self, ids: TokenIds) -> SparseVector:
+        """Return the weight of each token that is present."""
+        indices = np.unique(np.array(ids, np.int32))
+        weights = self._weights[indices]
+        return largest_weights(SparseVector(indices[weights != 0], weights[weights != 0]), self._most)
 
 
 class EachTokenHead:

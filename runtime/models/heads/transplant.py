@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, Seq2SeqModelOutput
 
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
@@ -57,6 +57,7 @@ class TransplantedHead:
         inherited = {id(parameter) for parameter in base.parameters()}
         self._parameters: int = sum(p.numel() for p in self._model.parameters() if id(p) not in inherited)
         self._dtype = dtype or whole.dtype
+        self._any_id: int = end_token(whole) or 0
         if dtype is not None:
             self._model = copy.deepcopy(self._model).to(dtype)
 
@@ -78,7 +79,7 @@ class TransplantedHead:
         Returns:
             `logits` of the whole model: [sequences, labels], or [sequences, tokens, labels] for a head on every token.
         """
-        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+        ids = torch.full(hidden.shape[:2], self._any_id, device=hidden.device)
         before = _HIDDEN.set(hidden.to(self._dtype))
         try:
             logits: Tensor = self._model(input_ids=ids).logits
@@ -98,9 +99,12 @@ class _TransformerStub(nn.Module):
         super().__init__()
         self.pooler: nn.Module | None = getattr(base, "pooler", None)
         self.activation: nn.Module | None = getattr(base, "pooler_activation", None)
+        self._has_decoder: bool = base.config.is_encoder_decoder
 
-    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions | Seq2SeqModelOutput:
         hidden, pooled = _HIDDEN.get(), None
+        if self._has_decoder:
+            return Seq2SeqModelOutput(last_hidden_state=hidden)
         if self.pooler is not None and self.activation is not None:
             pooled = self.activation(
                 self.pooler(hidden[:, 0])
@@ -176,6 +180,12 @@ def run_whole_model(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) 
     finally:
         hook.remove()
     return runs
+
+
+def end_token(whole: PreTrainedModel) -> int | None:
+    """Return the token whose vector the head of an encoder-decoder reads. None: the model is of another kind."""
+    end: int | None = whole.config.eos_token_id if whole.config.is_encoder_decoder else None
+    return end
 
 
 def takes_types(model: PreTrainedModel) -> bool:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
+from staged_pool.runtime.models.images.sizes import PixelRange
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.stages.errors import UnusableMedia
 
@@ -26,6 +27,9 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
     Raises:
         UnusableMedia: The processor rejects the image.
     """
+    if isinstance(resize := settings.resize, PixelRange):  # the folder may set other limits than its processor
+        size = {"shortest_edge": resize.min_pixels, "longest_edge": resize.max_pixels}
+        arguments = {"size": size, **arguments}
     try:
         made = processor(images=image, return_tensors="np", **arguments)
     except (*MISUSE_ERRORS, ArithmeticError, SystemExit) as error:  # code of a model folder may call `sys.exit`

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
-from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.budget import DecodeMemory, MemoryBudget
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
@@ -73,6 +73,11 @@ class ImageReader:
             self._workers = WorkerPool("images", ImageWork(settings, config, reason), config.image_preprocess_threads)
 
     @property
+    def decodes(self) -> DecodeMemory:
+        """Memory of all decodes together."""
+        return self._decodes
+
+    @property
     def path(self) -> ImagePath:
         return "fast" if self.reason is None else "exact"
 
@@ -98,8 +103,13 @@ class ImageReader:
         options = self._options.read(image.options)
         if self._cache is None:
             return self.prepare(data, options)
-        key = options.key(data)
-        return self._cache.get(key if scope is None else (key, scope), lambda: self.prepare(data, options))
+        return self.cached(options.key(data), scope, lambda: self.prepare(data, options))
+
+    def cached(self, key: bytes, scope: Hashable, make: Callable[[], Pixels]) -> Pixels:
+        """Return the cached result of `make` for a key within a sharing scope; make it if there is none."""
+        if self._cache is None:
+            return make()
+        return self._cache.get(key if scope is None else (key, scope), make)
 
     def read_alone(self, encoded: bytes) -> Pixels:
         """Prepare an image without options and without the cache. Raises the errors of `read`."""

@@ -66,6 +66,12 @@ class ImageSettings:
             case _:
                 return None
 
+    def within(self, fewest: int, most: int) -> ImageSettings:
+        """Return the settings with other limits on the pixels of an image."""
+        if not isinstance(self.resize, PixelRange):
+            return self
+        return replace(self, resize=replace(self.resize, min_pixels=fewest, max_pixels=most))
+
     @property
     def shape(self) -> Size | None:
         """Height and width of every prepared image. None: they differ, or are unknown."""

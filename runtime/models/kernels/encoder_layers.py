@@ -214,7 +214,7 @@ def layers_as_one_call(part: Callable[..., Any] = optional_torch) -> RunLayers:
             with optimized_execution(False):
                 pass
     except Exception as error:  # noqa: BLE001  # TorchScript raises many types of errors
-        log.info("model.not_scripted", reason=str(error), instead=_IN_PARTS)
+        log.debug("model.not_scripted", reason=str(error), instead=_IN_PARTS)
         return run_layers
 
     def run(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:

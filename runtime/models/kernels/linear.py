@@ -99,7 +99,7 @@ def has_prepacked(dtype: torch.dtype, ops: Any = torch.ops) -> bool:
         ops.mkldnn._linear_pointwise.default(x, weight, None, "gelu", [], "none")
         ops.mkldnn._linear_pointwise.binary(x, x, weight, None, "add")
     except NO_KERNEL as error:
-        log.info("model.no_prepacked", dtype=str(dtype), reason=str(error))
+        log.debug("model.no_prepacked", dtype=str(dtype), reason=str(error))
         return False
     return True
 

@@ -23,5 +23,5 @@ def optional_torch(path: str, *, instead: str, importer: Callable[[str], Any] = 
     try:
         return getattr(importer(module), name)
     except Exception as error:  # noqa: BLE001  # a module that fails on a missing operator may raise anything
-        log.info("model.torch_lacks", part=path, reason=f"{type(error).__name__}: {error}", instead=instead)
+        log.debug("model.torch_lacks", part=path, reason=f"{type(error).__name__}: {error}", instead=instead)
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
+from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -19,6 +20,7 @@ SpladeActivation: TypeAlias = Literal["relu", "log1p_relu"]
 
 Architecture: TypeAlias = Literal[
     "encoder",
+    "static embedding",
     "sequence classifier",
     "token classifier",
     "masked language model",
@@ -105,6 +107,10 @@ class SpladeSpec:
     """Pooling over the tokens of an input."""
     activation: SpladeActivation = "relu"
     """`relu`: log(1 + relu(x)). `log1p_relu`: log(1 + log(1 + relu(x)))."""
+    max_active_dims: int | None = None
+    """Number of the largest weights to keep. None: all."""
+    queries: Path | None = None
+    """Folder with the weights of a query's tokens, which are looked up. None: queries are read like documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +167,18 @@ class LogitScoreSpec:
     """Round the score to bfloat16, as the authors do."""
 
 
-HeadSpec: TypeAlias = (
-    DenseSpec
-    | OwnVectorSpec
-    | SpladeSpec
-    | TokenWeightsSpec
-    | MultiVectorSpec
-    | LabelsSpec
-    | TokenLabelsSpec
-    | LogitScoreSpec
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersScoreSpec:
+    """A score from the last token's vector by linear layers, with ReLU between them."""
+
+    layers: tuple[Projection, ...]
+    """The layers; the last one gives one value."""
+    offset: float
+    """Number that is added to the score."""
+
+
+_VectorSpec: TypeAlias = DenseSpec | OwnVectorSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec
+HeadSpec: TypeAlias = _VectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec | LayersScoreSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +229,12 @@ class PairTemplate:
     """For a chat template: the roles of the messages with the query and the document."""
     strips: bool = False
     """For a chat template: strip white space around both texts."""
+    empty: str = ""
+    """For `text`: the text that stands for an empty query or document."""
+    image: str | None = None
+    """For `text`: the text that stands for an image. None: the model reads no images in pairs."""
+    end: tuple[int, ...] = ()
+    """Token ids after the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,18 +266,6 @@ class PairPieces:
 
 PairForm: TypeAlias = PairTemplate | PairPieces
 """The prompt of an LLM reranker."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSpec:
-    """Image input of a language model: image vectors replace image tokens, several per image."""
-
-    frame: tuple[str, str] | None
-    """Text before and after a single image. None: the chat template writes it."""
-    takes_conversations: bool
-    """True if images and texts may stand together in a conversation."""
-    ignored_texts: tuple[str, ...] = ()
-    """Texts that may accompany an image without conversations: `frame` has them already, so they are ignored."""
 
 
 DecidedBy: TypeAlias = Literal["folder", "assumed", "user"]
@@ -334,6 +336,9 @@ class ModelFolder:
 
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
     """Treatment of queries and documents. Empty: both are treated alike."""
+
+    conversation: ConversationForm | None = None
+    """Form of every input, for models trained on messages only. None: texts are read as they are."""
 
     images: ImageSpec | None = None
     """Image input of a vision-language model. None: the model is of another kind."""

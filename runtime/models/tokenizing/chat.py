@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from staged_pool.runtime.requests import Chat, Image
+from staged_pool.runtime.requests import Chat, Image, Video
 from staged_pool.stages.errors import InvalidInput
 
 _RESERVED: Final = frozenset(
@@ -94,7 +94,7 @@ class ChatTemplate:
             return message
         if not self.takes_parts and all(isinstance(part, str) for part in content):
             return {**message, "content": "\n".join(content)}
-        parts = [{"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in content]
+        parts = [_part(part) for part in content]
         return {**message, "content": parts}
 
     def render(
@@ -129,3 +129,10 @@ class ChatTemplate:
             raise InvalidInput(message, param="messages") from None
         text: str = texts[0]
         return text
+
+
+def _part(part: object) -> Mapping[str, object]:
+    """Return a part of a message as chat templates take it."""
+    if isinstance(part, Image):
+        return {"type": "video" if isinstance(part, Video) else "image"}
+    return {"type": "text", "text": part}

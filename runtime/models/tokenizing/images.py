@@ -1,4 +1,4 @@
-"""Images and conversations with images, as token ids with repeated image tokens.
+"""Images, videos and conversations with them, as token ids with repeated image tokens.
 
 A chat template writes one image token per image, or the folder defines the text around an image. The device replaces
 image tokens by image vectors, so the token is repeated here once per vector.
@@ -6,22 +6,25 @@ image tokens by image vectors, so the token is repeated here once per vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import TypeAlias, TypeVar
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.specs.model import ImageSpec
+from staged_pool.runtime.models.specs.conversation import ImageSpec
 from staged_pool.runtime.models.tokenizing.chat import plain_text, without_special_tokens
 from staged_pool.runtime.models.tokenizing.limits import check_own_limit, check_text, token_limit, too_long_error
+from staged_pool.runtime.models.tokenizing.pending_pairs import no_room_error
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.models.videos.reader import VideoReader
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
-from staged_pool.runtime.requests import Chat, Image, Side, TextInput
+from staged_pool.runtime.requests import Chat, Image, ImagePair, Side, TextInput, Video
 from staged_pool.runtime.tokens import TokenIds, Tokens
-from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.errors import ConfigError, InvalidInput, UnsupportedMedia
 from staged_pool.stages.work import Prepared
 
 ReadInput: TypeAlias = Prepared[TokenSequence] | InvalidInput
@@ -36,16 +39,25 @@ class MultimodalReader:
         spec: Image settings of the folder.
         layout: Image settings of the model's config: the image token, and its number per image.
         images: Reader of one image.
+        videos: Reader of one video. None: the model reads none.
 
     Raises:
         ConfigError: The tokenizer merges the text around an image with other text, or does not know the image token.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, spec: ImageSpec, layout: ImageLayout, images: ImageReader) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        spec: ImageSpec,
+        layout: ImageLayout,
+        images: ImageReader,
+        videos: VideoReader | None = None,
+    ) -> None:
         self.spec = spec
         self.layout = layout
         self._tokenizer = tokenizer
         self._images = images
+        self.videos = videos
         self._frame: SpecialTokens | None = None
         if spec.frame is not None:
             self._frame = read_frame(spec.frame, tokenizer.shared.tokenizer)
@@ -61,6 +73,13 @@ class MultimodalReader:
         if self._frame is not None:
             count, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
             expected = 0
+        elif self._tokenizer.settings.needs_pairs:
+            pair = ImagePair(first=(Image(b""),), second=(Image(b""),))
+            try:
+                drafted = self._tokenizer.draft_pair(ModelInput(pair, frozenset()), pair)
+            except InvalidInput as error:
+                raise ConfigError(f"the model's prompt for pairs does not take images: {error}") from error
+            count, place, expected = drafted.ids.count(image), "the prompt of a pair, for two images,", 2
         else:
             message = {"role": "user", "content": (Image(b""),)}
             try:
@@ -94,15 +113,17 @@ class MultimodalReader:
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
         found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
-        self._check_image_count(found.ids, len(chat.images))
-        counts = iter(self._each_image(chat.images, "messages", self._count, int))
-        times = [next(counts) if word == self.layout.image_token else 1 for word in found.ids]
+        images = self._in_order(found.ids, chat.images)
+        counts = iter(self._each_image(images, "messages", self._count, int))
+        times = [next(counts) if self._is_image(word) else 1 for word in found.ids]
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
     def _read(self, given: ModelInput) -> ReadInput:
         try:
             if not self.spec.takes_conversations:
                 sequence = self._page(given)
+            elif isinstance(given.source, ImagePair):
+                sequence = self._pair(given, given.source)
             elif isinstance(given.source, Image):
                 message = {"role": "user", "content": (given.source,)}
                 sequence = self._conversation(given, TextInput(Chat((message,)), add_special_tokens=False))
@@ -132,17 +153,22 @@ class MultimodalReader:
         assert isinstance(chat, Chat)
         tokenizer, limits = self._tokenizer, self._tokenizer.limits
         limit = token_limit(text.max_tokens, limits.max_tokens)
-        written = tokenizer.write_chat(chat, given.prompt if isinstance(given.source, TextInput) else "")
+        takes_prompt = isinstance(given.source, TextInput) or tokenizer.settings.conversation is not None
+        prompt = given.prompt if takes_prompt else ""
+        written = tokenizer.write_chat(chat, prompt)
         check_text(written)
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
-        self._check_image_count(words, len(chat.images))
-        images = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
+        found = self._in_order(words, chat.images)
+        images = self._prepared(given, found, "input" if isinstance(given.source, Image) else "messages")
         counts = map(self._tokens, images)
-        ids = _repeated(words, [next(counts) if word == self.layout.image_token else 1 for word in words])
+        ids = _repeated(words, [next(counts) if self._is_image(word) else 1 for word in words])
+        special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
+        if tokenizer.settings.conversation is not None:
+            special = _frame_of(ids, tokenizer.place(prompt))
+            ids = ids[len(special.prefix) : len(ids) - len(special.suffix)]
         if text.max_own_tokens is not None:
             ids = self._cut(ids, check_own_limit(text.max_own_tokens) or 0, "right")
-        special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if limit is not None and len(ids) + len(special) > limit:
             if text.must_fit:
                 raise too_long_error(limit)
@@ -151,27 +177,72 @@ class MultimodalReader:
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
 
-    def _check_image_count(self, words: TokenIds, images: int) -> None:
-        """Reject a conversation whose number of image tokens differs from its number of images.
+    def _pair(self, given: ModelInput, pair: ImagePair) -> TokenSequence:
+        """Prepare a query and a document with images. Only the document is cut, and never an image of it."""
+        drafted = self._tokenizer.draft_pair(given, pair)
+        self._tokenizer.limits.check_ids(drafted.ids)
+        contents = (pair.second, pair.first) if drafted.document_first else (pair.first, pair.second)
+        shown = [part for content in contents for part in content if isinstance(part, Image)]
+        images = self._prepared(given, self._in_order(drafted.ids, shown, param="input"), "input")
+        counts = map(self._tokens, images)
+        times = [next(counts) if self._is_image(word) else 1 for word in drafted.ids]
+        ids = _repeated(drafted.ids, times)
+        limit, excess = drafted.limit, len(ids) - (drafted.limit or len(ids))
+        if limit is not None and excess > 0:
+            before, end = sum(times[: drafted.first]), sum(times[: drafted.after])
+            if end - before < excess:
+                raise no_room_error(len(ids) - (end - before), limit)
+            document = self._cut(ids[before:end], end - before - excess, drafted.side)
+            ids = [*ids[:before], *document, *ids[end:]]
+        self._check_length(ids)
+        return TokenSequence(ids, given.outputs, images=images)
+
+    def _is_image(self, word: int) -> bool:
+        return word in (self.layout.image_token, self.layout.video_token)
+
+    def _in_order(self, words: TokenIds, images: Sequence[Image], *, param: str = "messages") -> tuple[Image, ...]:
+        """Return images and videos in the order of their tokens.
 
         Raises:
-            InvalidInput: The numbers differ.
+            InvalidInput: The number of tokens of images or of videos differs from theirs.
         """
-        if (count := words.count(self.layout.image_token)) != images:
-            raise InvalidInput(
-                f"The conversation has {images} images, but the model's chat template writes {count} image tokens: no "
-                "text may contain the image token, and the template must support images in each message that has one.",
-                param="messages",
-            )
+        stills = [image for image in images if not isinstance(image, Video)]
+        videos = [image for image in images if isinstance(image, Video)]
+        for token, kind, given in (
+            (self.layout.image_token, "image", stills),
+            (self.layout.video_token, "video", videos),
+        ):
+            if (count := 0 if token is None else words.count(token)) != len(given):
+                raise InvalidInput(
+                    f"The conversation has {len(given)} {kind}s, but the model's chat template writes {count} {kind} "
+                    f"tokens: no text may contain the {kind} token, and the template must support {kind}s in each "
+                    "message that has one.",
+                    param=param,
+                )
+        left, moving = iter(stills), iter(videos)
+        return tuple(
+            next(moving if word == self.layout.video_token else left) for word in words if self._is_image(word)
+        )
 
     def _tokens(self, pixels: Pixels) -> int:
         return self.layout.tokens_of(pixels.patches)
 
     def _count(self, image: Image) -> int:
-        return self.layout.tokens_of(self._images.patches(image))
+        patches = self._video_reader().patches(image) if isinstance(image, Video) else self._images.patches(image)
+        return self.layout.tokens_of(patches)
+
+    def _read_one(self, image: Image, scope: Hashable) -> Pixels:
+        if isinstance(image, Video):
+            return self._video_reader().read(image, scope, max_tokens=self._tokenizer.limits.max_tokens)
+        return self._images.read(image, scope)
+
+    def _video_reader(self) -> VideoReader:
+        if self.videos is None:  # the plan of a request has rejected it before
+            raise UnsupportedMedia("The model reads no videos.")
+        return self.videos
 
     def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        return self._each_image(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)
+        return self._each_image(images, param, partial(self._read_one, scope=given.sharing_scope), self._tokens)
 
     def _each_image(
         self, images: Sequence[Image], param: str, read: Callable[[Image], T], tokens_of: Callable[[T], int]
@@ -202,7 +273,8 @@ class MultimodalReader:
             try:
                 found.append(read(image))
             except InvalidInput as error:
-                which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
+                kind = "Video" if isinstance(image, Video) else "Image"
+                which = f"{kind} {number} of {len(images)}: " if len(images) > 1 else ""
                 raise error.with_prefix(which, param=param) from error
             tokens += tokens_of(found[-1])
         return tuple(found)
@@ -217,7 +289,7 @@ class MultimodalReader:
         if len(ids) > most:
             raise InvalidInput(
                 f"This model's maximum context length is {most} tokens. However, your input contains {len(ids)} "
-                f"tokens, {ids.count(self.layout.image_token)} of them for images. Please send fewer or smaller "
+                f"tokens, {sum(map(self._is_image, ids))} of them for images. Please send fewer or smaller "
                 "images, or less text.",
                 param="input",
             )
@@ -231,15 +303,22 @@ class MultimodalReader:
         if room >= len(ids):
             return ids
         start, end = (0, room) if side == "right" else (len(ids) - room, len(ids))
-        image = self.layout.image_token
-        if image in ids[:start] or image in ids[end:]:
+        if any(map(self._is_image, ids[:start])) or any(map(self._is_image, ids[end:])):
+            found = sum(map(self._is_image, ids))
             raise InvalidInput(
-                f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to "
-                f"{room} would cut an image, which is not allowed. Please allow more tokens, or send fewer or smaller "
-                "images.",
+                f"The input contains {len(ids)} tokens, {found} of them for images, and cutting it to {room} would cut "
+                "an image, which is not allowed. Please allow more tokens, or send fewer or smaller images.",
                 param="max_tokens",
             )
         return ids[start:end]
+
+
+def _frame_of(ids: TokenIds, usual: SpecialTokens) -> SpecialTokens:
+    """Return the first and the last tokens of a conversation that are the usual ones: they are never cut."""
+    before = common_prefix(ids, usual.prefix)
+    after = len(usual.suffix)
+    ends = ids[len(ids) - after :] == usual.suffix and before + after <= len(ids)
+    return SpecialTokens(ids[:before], list(usual.suffix) if ends else [])
 
 
 def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:

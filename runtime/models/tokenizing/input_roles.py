@@ -13,10 +13,11 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Role, Span, TokenSequence
+from staged_pool.runtime.model import Role, TokenSequence
 from staged_pool.runtime.models.specs.model import ModelFolder, RoleSettings
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.runtime.spans import NO_TEXT, Span
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 
@@ -45,6 +46,8 @@ class RoleSpec:
     """Token ids whose vectors are dropped from multi_vector."""
     skipped_first: int | None = None
     """A token id whose vector is dropped from multi_vector if it is the first."""
+    looked_up: bool = False
+    """See `TokenSequence`."""
     frame: SpecialTokens | None = None
     """Ids around a text instead of the tokenizer's special tokens. None: the special tokens."""
 
@@ -71,6 +74,7 @@ class RoleSpec:
         expand: bool,
         prompt_tokens: int = 0,
         spans: tuple[Span, ...] | None = None,
+        chunks: tuple[int, ...] | None = None,
     ) -> TokenSequence:
         """Build the sequence of an input that is already cut and marked.
 
@@ -79,24 +83,39 @@ class RoleSpec:
             outputs: The requested outputs.
             expand: Expand a short input. False for token ids sent by a caller.
             prompt_tokens: See `TokenSequence`.
-            spans: See `TokenSequence`.
+            spans: See `TokenSequence`. The expansion gets spans without text.
+            chunks: See `TokenSequence`. Only for models without an expansion.
         """
         added = max(self.expand_to - len(ids), 0) if expand or self.always_expand else 0
         if added:
-            filling = [self.expansion] * added
+            filling, no_text = [self.expansion] * added, (NO_TEXT,) * added
             ids = [*filling, *ids] if self.expand_before else [*ids, *filling]
+            if spans is not None:
+                spans = (*no_text, *spans) if self.expand_before else (*spans, *no_text)
         kept = None
         if Output.MULTI_VECTOR in outputs and (self.skipped or ids[0] == self.skipped_first):
             first = int(ids[0] == self.skipped_first)
             kept = tuple(place for place in range(first, len(ids)) if ids[place] not in self.skipped)
         unseen = 0 if self.attend_to_expansion else added
-        return TokenSequence(ids, outputs, prompt_tokens=prompt_tokens, unseen_tokens=unseen, kept=kept, spans=spans)
+        return TokenSequence(
+            ids,
+            outputs,
+            prompt_tokens=prompt_tokens,
+            unseen_tokens=unseen,
+            kept=kept,
+            spans=spans,
+            looked_up=self.looked_up,
+            chunks=chunks,
+        )
 
 
 ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 PLAIN: Final = RoleSpec()
 """Role of models that treat queries and documents alike."""
+
+LOOKED_UP: Final[Mapping[Role, RoleSpec]] = {"query": RoleSpec(frame=SpecialTokens([], []), looked_up=True)}
+"""Roles of sparse models that look up the weights of a query's own tokens."""
 
 
 def padded_roles(padding: int | None, *, side: str, masked: bool, max_tokens: int) -> Mapping[Role, RoleSpec]:

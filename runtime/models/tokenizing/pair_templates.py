@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
@@ -23,7 +24,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import (
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
-from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.requests import Image, ImagePair, PairInput, Parts, Side
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -41,6 +42,8 @@ class _FieldWriter:
     """Renders a text template by its fields."""
 
     def __init__(self, template: PairTemplate, text: str) -> None:
+        self._empty = template.empty
+        self._image = template.image
         self._pieces = _FIELD.split(text)  # every other one is the name of a field
         self._instruction_format = template.instruction_format
         fields = self._pieces[1::2]
@@ -51,10 +54,17 @@ class _FieldWriter:
         if self.takes_instruction and template.instruction is None:
             raise ConfigError("the template for pairs has a field {instruction}, but there is no default instruction")
 
-    def write(self, query: str, document: str, instruction: str | None) -> str:
+    def write(self, query: str | Parts, document: str | Parts, instruction: str | None) -> str:
         instruction_text = self._instruction_format.replace("{instruction}", instruction) if instruction else ""
-        values = {"query": query, "document": document, "instruction": instruction_text}
+        values = {"query": self._text(query), "document": self._text(document), "instruction": instruction_text}
         return "".join(values[piece] if n % 2 else piece for n, piece in enumerate(self._pieces))
+
+    def _text(self, content: str | Parts) -> str:
+        if not isinstance(content, str):
+            if self._image is None and any(isinstance(part, Image) for part in content):
+                raise InvalidInput("The model's prompt for pairs has no place for images.", param="input")
+            content = "".join(part if isinstance(part, str) else self._image or "" for part in content)
+        return content or self._empty
 
 
 class _ChatWriter:
@@ -84,16 +94,39 @@ class _ChatWriter:
             roles = " and ".join(self._roles)
             raise ConfigError(f"the chat template does not accept messages of the roles {roles}") from error
 
-    def write(self, query: str, document: str, instruction: str | None) -> str:
-        texts = (query.strip(), document.strip()) if self._strips else (query, document)
-        contents = dict(zip(self._roles, texts, strict=True))
+    def write(self, query: str | Parts, document: str | Parts, instruction: str | None) -> str:
+        contents = dict(zip(self._roles, (query, document), strict=True))
         if instruction is not None and "system" not in contents:
             contents = {"system": instruction, **contents}
         messages: list[Mapping[str, object]] = [
-            {"role": role, "content": [{"type": "text", "text": text}] if self._structured else text}
-            for role, text in contents.items()
+            {"role": role, "content": self._content(content, strips=self._strips and role in self._roles)}
+            for role, content in contents.items()
         ]
         return self._chat.render(messages, add_generation_prompt=self._add_generation_prompt, arguments=self._arguments)
+
+    def _content(self, content: str | Parts, *, strips: bool) -> object:
+        """Return the content of a message in the form that the template takes."""
+        if isinstance(content, str):
+            text = content.strip() if strips else content
+            return [{"type": "text", "text": text}] if self._structured else text
+        return [{"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in content]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedPair:
+    """A tokenized pair with one token for each image."""
+
+    ids: TokenIds
+    first: int
+    """Index of the document's first token."""
+    after: int
+    """Index of the first token after the document."""
+    limit: int | None
+    """Limit of the whole sequence, in tokens. None: do not cut."""
+    side: Side
+    """The end of the document that is cut off."""
+    document_first: bool
+    """The document stands before the query."""
 
 
 class TemplateReader:
@@ -120,7 +153,8 @@ class TemplateReader:
         chat: ChatTemplate | None,
     ) -> None:
         self._shared = shared
-        self._special = special if template.add_special_tokens else SpecialTokens([], [])
+        special = special if template.add_special_tokens else SpecialTokens([], [])
+        self._special = SpecialTokens(special.prefix, [*special.suffix, *template.end])
         self._limits = limits
         self._instruction = template.instruction
         self._writer = _ChatWriter(template, chat) if template.text is None else _FieldWriter(template, template.text)
@@ -139,6 +173,47 @@ class TemplateReader:
             entry.ids = ids
         return [self._finish(entry) if isinstance(entry, PendingPair) else entry for entry in written]
 
+    def draft(self, given: ModelInput, pair: ImagePair) -> DraftedPair:
+        """Tokenize a pair with images, in which one token stands for each image.
+
+        Raises:
+            InvalidInput: The pair does not fit the template.
+        """
+        if pair.max_first_tokens is not None or pair.max_second_tokens is not None:
+            raise InvalidInput(
+                "A limit on the tokens of a query or a document is for texts, and this pair has images.",
+                param="max_tokens",
+            )
+        texts = PairInput(
+            first=_joined(pair.first),
+            second=_joined(pair.second),
+            max_tokens=pair.max_tokens,
+            truncate_side=pair.truncate_side,
+            instruction=pair.instruction,
+        )
+        takes = self._writer.takes_instruction
+        entry = begin_pair(given, texts, self._limits, takes_instruction=takes, instruction=self._instruction)
+        if isinstance(entry, InvalidInput):
+            raise entry
+        written = self._writer.write(pair.first, pair.second, entry.instruction)
+        start, end = self._place(pair.first, written, entry.instruction)
+        (encoding,) = self._shared.encode([written], offsets=True)
+        first, after = _tokens_between(encoding.offsets, start, end)
+        prefix = self._special.prefix
+        return DraftedPair(
+            [*prefix, *encoding.ids, *self._special.suffix],
+            first + len(prefix),
+            after + len(prefix),
+            entry.limit,
+            entry.side,
+            document_first=self._document_first(entry.instruction),
+        )
+
+    def _document_first(self, instruction: str | None) -> bool:
+        query, document = f"{_MARK}1", f"{_MARK}2"
+        written = self._writer.write(query, document, instruction)
+        return written.find(document) < written.find(query)
+
     def _write(self, entry: PendingPair) -> PendingPair | InvalidInput:
         try:
             entry.written = self._writer.write(entry.query, entry.document, entry.instruction)
@@ -147,7 +222,7 @@ class TemplateReader:
         limit = entry.limit if entry.side == "right" else None
         if limit is not None and len(entry.written) > _CHARACTERS_PER_TOKEN * limit:
             # Most of a far too long document would be cut anyway, so it is not tokenized.
-            start, end = self._place(entry)
+            start, end = self._place(entry.query, entry.written, entry.instruction)
             entry.written = self._shared.without_middle(entry.written, start, end, limit)
         return entry
 
@@ -171,26 +246,35 @@ class TemplateReader:
         Raises:
             InvalidInput: The document has fewer tokens.
         """
-        start, end = self._place(entry)
+        start, end = self._place(entry.query, entry.written, entry.instruction)
         (encoding,) = self._shared.encode([entry.written], offsets=True)
         ids: TokenIds = encoding.ids
-        stops = [stop for _, stop in encoding.offsets]
-        first = next((place for place, stop in enumerate(stops) if stop > start), len(ids))
-        after = next((place for place, stop in enumerate(stops) if stop > end), len(ids))
+        first, after = _tokens_between(encoding.offsets, start, end)
         if after - first < excess:
             raise no_room_error(len(ids) + len(self._special) - (after - first), entry.limit)
         if entry.side == "left":
             return ids[:first] + ids[first + excess :]
         return ids[: after - excess] + ids[after:]
 
-    def _place(self, entry: PendingPair) -> tuple[int, int]:
+    def _place(self, query: str | Parts, written: str, instruction: str | None) -> tuple[int, int]:
         """Locate the document in the rendered text, as start and end in characters.
 
         If the template's other text depends on the document, the range is empty, at the end.
         """
-        marked = self._writer.write(entry.query, _MARK, entry.instruction)
+        marked = self._writer.write(query, _MARK, instruction)
         before, _, after = marked.partition(_MARK)
-        written = entry.written
         if written.startswith(before) and written.endswith(after) and len(before) + len(after) <= len(written):
             return len(before), len(written) - len(after)
         return len(written), len(written)
+
+
+def _joined(parts: Parts) -> str:
+    """Join the texts of a content."""
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _tokens_between(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+    """Return the tokens that begin and end within these characters, as first and end."""
+    first = next((place for place, (_, stop) in enumerate(offsets) if stop > start), len(offsets))
+    after = next((place for place, (_, stop) in enumerate(offsets) if stop > end), len(offsets))
+    return first, after

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from staged_pool.runtime.model import Role
+from staged_pool.runtime.models.specs.conversation import ConversationForm
 from staged_pool.runtime.models.specs.model import PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
 from staged_pool.runtime.requests import Side
@@ -23,12 +24,16 @@ class TextSettings:
     """Longest input of the model in tokens, special tokens included."""
     vocabulary: int
     """Number of token ids: they run from 0 to `vocabulary` - 1."""
+    empty_id: int | None = None
+    """Token that stands for a text without tokens, beyond the vocabulary. None: such a text is rejected."""
     pools_prompt: bool = True
     """True if pooling includes the tokens of a prompt. False marks them in each sequence."""
     gives_types: bool = True
     """True if the model takes token types, which distinguish the texts of a pair."""
     chat_template: str | None = None
     """Jinja template that renders a conversation as one text. None: the model has none."""
+    conversation: ConversationForm | None = None
+    """Form of every input, by the chat template. None: texts are read as they are."""
     special_tokens: SpecialTexts = field(default_factory=dict)
     """Special tokens, for chat templates."""
     pair_template: PairTemplate | None = None

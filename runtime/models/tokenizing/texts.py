@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.model import ModelInput, Role, Span, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
+from staged_pool.runtime.models.tokenizing.chunks import around, chunk_tokens, windows
+from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
 from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import (
     InputLimits,
@@ -23,8 +25,9 @@ from staged_pool.runtime.models.tokenizing.shared_tokenizer import (
     SharedTokenizer,
     common_prefix,
 )
-from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.requests import Chat, Output, Side, TextInput
+from staged_pool.runtime.spans import NO_TEXT, Span
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
@@ -32,7 +35,6 @@ from staged_pool.stages.work import Prepared
 _MAX_PARTS: Final = 1024
 """Most parts that a long input may be split into."""
 
-_NO_SPAN: Final = Span(0, 0, None)
 _NONE: Final = SpecialTokens([], [])
 
 ReadText: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
@@ -55,8 +57,12 @@ class _PendingText:
     """The end that is cut off."""
     written: str = ""
     """The text that is tokenized, prompt included."""
+    before: str = ""
+    """The beginning of `written` that is not the caller's: the prompt, or what a chat template writes."""
+    keeps_before: bool = False
+    """Never cut off `before`."""
     prompt: TokenIds | None = None
-    """The ids of the prompt alone. None: not needed."""
+    """The ids of `before` alone. None: not needed."""
     bare: TokenIds | None = None
     """The ids of the whole text, without special tokens."""
     encoding: Encoding = None
@@ -65,6 +71,16 @@ class _PendingText:
     def is_long(self) -> bool:
         """True if the text is far longer than a model's input: its beginning is enough to reject it."""
         return len(self.written) > CALL_CHARACTERS
+
+    @property
+    def needs_offsets(self) -> bool:
+        """True if the characters of its tokens are needed."""
+        return self.given.with_spans or bool(self.given.chunk_ends) or Output.TOKEN_LABELS in self.given.outputs
+
+    def chunk_tokens(self, start: int, end: int) -> list[int] | None:
+        """Count the tokens of each chunk, of those from `start` to `end`. None: there are no chunks."""
+        ends = self.given.chunk_ends
+        return chunk_tokens(self.encoding.offsets, ends, len(self.before), start, end) if ends else None
 
 
 class TextReader:
@@ -76,8 +92,10 @@ class TextReader:
         limits: The model's limits.
         pools_prompt: True if pooling includes the tokens of a prompt. False marks them in each sequence.
         chat_template: Renders a conversation as one text. None: the model has no chat template.
+        conversations: Renders every input as a conversation. None: texts are read as they are.
         plain_chats: Read a conversation as the texts of its messages, without a template.
         roles: Treatment of queries and documents. A text without a role is a document.
+        empty_id: Token that stands for a text without tokens. None: such a text is rejected.
     """
 
     def __init__(
@@ -88,13 +106,16 @@ class TextReader:
         *,
         pools_prompt: bool,
         chat_template: ChatTemplate | None,
+        conversations: ConversationWriter | None = None,
         plain_chats: bool,
         roles: Mapping[Role, RoleSpec],
+        empty_id: int | None = None,
     ) -> None:
+        self._empty_id = empty_id
         self._shared = shared
         self._special = special
         self._roles = {role: roles.get(role, PLAIN) for role in ROLES}
-        framed = {role: spec.frame or special for role, spec in self._roles.items()}
+        framed = {role: special if spec.frame is None else spec.frame for role, spec in self._roles.items()}
         self._marked = {
             role: SpecialTokens([*framed[role].prefix, *spec.marker], framed[role].suffix)
             for role, spec in self._roles.items()
@@ -102,6 +123,8 @@ class TextReader:
         self._limits = limits
         self._pools_prompt = pools_prompt
         self._chat_template = chat_template
+        self._conversations = conversations
+        self._end = _NONE if conversations is None else read_frame(("", conversations.end), shared.tokenizer)
         self._plain_chats = plain_chats
         added = shared.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
@@ -126,12 +149,39 @@ class TextReader:
                 check_own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
                 return _PendingText(given, text, _NONE, role, limit, longest, side, bare=list(source))
-            written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
+            if self._conversations is not None:
+                before, written, special = self._conversation(source, given.prompt, self._conversations)
+            else:
+                before = given.prompt if isinstance(source, str) else ""
+                written = before + source if isinstance(source, str) else self.write_chat(source, given.prompt)
+                special = self._marked[name] if text.add_special_tokens else _NONE
             check_text(written)
         except InvalidInput as error:
             return error
-        special = self._marked[name] if text.add_special_tokens else _NONE
-        return _PendingText(given, text, special, role, limit, longest, side, written)
+        keeps = self._conversations is not None
+        return _PendingText(given, text, special, role, limit, longest, side, written, before, keeps)
+
+    def _conversation(
+        self, source: str | Chat, prompt: str, writer: ConversationWriter
+    ) -> tuple[str, str, SpecialTokens]:
+        """Render an input as a conversation.
+
+        Returns:
+            The beginning that is not the caller's, the text up to the usual end, and the tokens of that end.
+        """
+        if isinstance(source, str):
+            before, _ = writer.around(prompt)
+            return before, before + writer.text(source), self._end
+        written = writer.write(source, prompt)
+        if not written.endswith(writer.end):
+            return "", written, _NONE
+        return "", written.removesuffix(writer.end), self._end
+
+    def place(self, prompt: str) -> SpecialTokens:
+        """See `TextTokenizer.place`."""
+        if self._conversations is None:
+            return _NONE
+        return SpecialTokens(self._shared.ids(self._conversations.around(prompt)[0]), self._end.suffix)
 
     def write_chat(self, chat: Chat, prompt: str = "") -> str:
         """Render a conversation as one text. A prompt becomes a system message, as in sentence-transformers.
@@ -139,6 +189,8 @@ class TextReader:
         Raises:
             InvalidInput: There is no chat template, or it does not accept this conversation.
         """
+        if self._conversations is not None:
+            return self._conversations.write(chat, prompt)
         if self._plain_chats:
             return prompt + plain_text(chat)
         if self._chat_template is None:
@@ -148,10 +200,9 @@ class TextReader:
     def _encode(self, entries: Sequence[_PendingText]) -> None:
         self._encode_prompts(entries)
         written = [entry for entry in entries if entry.bare is None]
-        with_spans = [entry for entry in written if Output.TOKEN_LABELS in entry.given.outputs]
-        others = [entry for entry in written if Output.TOKEN_LABELS not in entry.given.outputs]
-        texts = [entry.written for entry in others]
-        found = self._shared.encode_ids(texts, [self._wanted(entry) for entry in others])
+        with_spans = [entry for entry in written if entry.needs_offsets]
+        others = [entry for entry in written if not entry.needs_offsets]
+        found = self._shared.encode_ids([entry.written for entry in others], [self._wanted(entry) for entry in others])
         for entry, ids in zip(others, found, strict=True):
             entry.bare = ids
         texts = [entry.written for entry in with_spans]
@@ -177,15 +228,19 @@ class TextReader:
         some = [
             entry
             for entry in entries
-            if entry.given.prompt
-            and isinstance(entry.text.source, str)
-            and (not self._pools_prompt or entry.given.may_split or entry.text.max_own_tokens is not None)
+            if entry.before
+            and (
+                not self._pools_prompt
+                or entry.given.may_split
+                or entry.text.max_own_tokens is not None
+                or (entry.keeps_before and entry.side == "left")
+            )
         ]
         if some:
-            prompts = list({entry.given.prompt for entry in some})
+            prompts = list({entry.before for entry in some})
             ids = dict(zip(prompts, self._shared.encode_ids(prompts), strict=True))
             for entry in some:
-                entry.prompt = ids[entry.given.prompt]
+                entry.prompt = ids[entry.before]
 
     def _finish(self, entry: _PendingText) -> ReadText:
         """Cut the text, add special tokens, and check the result."""
@@ -194,22 +249,31 @@ class TextReader:
         if text.max_own_tokens is not None:
             before = common_prefix(bare, entry.prompt)
             bare = [*bare[:before], *truncated(bare[before:], text.max_own_tokens, self._limits.truncation_side)]
-        around = len(special)
-        tokens = len(bare) + around
+        added = len(special)
+        tokens = len(bare) + added
         start, end = 0, len(bare)
         try:
             if limit is not None and tokens > limit:
                 if text.must_fit:
                     raise too_long_error(limit)
-                room = max(limit - around, 0)
-                start, end = (0, room) if entry.side == "right" else (end - room, end)
+                room = max(limit - added, 0)
+                if entry.keeps_before and entry.side == "left":
+                    kept = min(common_prefix(bare, entry.prompt), room)
+                    bare = [*bare[:kept], *bare[end - (room - kept) :]]
+                    end = len(bare)
+                else:
+                    start, end = (0, room) if entry.side == "right" else (end - room, end)
             elif tokens > entry.longest:
                 if entry.given.may_split and limit is None:
                     return tuple(self._split(entry, bare))
                 replace(self._limits, max_tokens=entry.longest).check_length(tokens, is_all=not entry.is_long)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = [*special.prefix, *bare[start:end], *special.suffix][:limit]
-            self._limits.check_ids(ids)
+            if not ids and self._empty_id is not None and not isinstance(text.source, tuple):
+                ids = [self._empty_id]
+            else:
+                self._limits.check_ids(ids)
+            chunks = around(entry.chunk_tokens(start, end), len(special.prefix), len(special.suffix))
         except InvalidInput as error:
             return error
         sequence = entry.role.sequence(
@@ -217,7 +281,8 @@ class TextReader:
             entry.given.outputs,
             expand=special is not _NONE,
             prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(entry, cut=start),
-            spans=None if entry.encoding is None else _spans(entry, start, end),
+            spans=None if entry.encoding is None or chunks is not None else _spans(entry, start, end),
+            chunks=chunks,
         )
         return Prepared(sequence, tokens=len(sequence.ids), batch_key=entry.given.outputs)
 
@@ -235,14 +300,19 @@ class TextReader:
                 "Please reduce its length, or set $max_tokens.",
                 param="input",
             )
-        for start in range(before, len(bare), room):
-            ids = [*special.prefix, *bare[:before], *bare[start : start + room], *special.suffix]
+        chunks = entry.chunk_tokens(before, len(bare))
+        places, start = range(before, len(bare), room), before
+        divided = windows(chunks, room) if chunks else ([min(room, len(bare) - place)] for place in places)
+        for counts in divided:
+            ids = [*special.prefix, *bare[:before], *bare[start : start + sum(counts)], *special.suffix]
             self._limits.check_ids(ids)
             prompt_tokens = self._prompt_tokens(entry, cut=0)
             if start > before:  # only in the first part can the text share a token with the prompt
                 prompt_tokens = min(prompt_tokens, len(special.prefix) + before)
-            sequence = TokenSequence(ids, entry.given.outputs, prompt_tokens=prompt_tokens)
+            own = around(counts if chunks else None, len(special.prefix) + before, len(special.suffix))
+            sequence = TokenSequence(ids, entry.given.outputs, prompt_tokens=prompt_tokens, chunks=own)
             yield Prepared(sequence, tokens=len(ids), batch_key=entry.given.outputs)
+            start += sum(counts)
 
     def _prompt_tokens(self, entry: _PendingText, *, cut: int) -> int:
         """Count the leading tokens that pooling excludes.
@@ -269,12 +339,12 @@ def _spans(entry: _PendingText, start: int, end: int) -> tuple[Span, ...] | None
     """
     if isinstance(entry.text.source, Chat):
         return None
-    prompt = len(entry.given.prompt)
+    prompt = len(entry.before)
     offsets, words = entry.encoding.offsets, entry.encoding.word_ids
     first_word: int = next((words[place] for place, (_, stop) in enumerate(offsets) if stop > prompt), None) or 0
     own = [
-        Span(max(a - prompt, 0), b - prompt, None if word is None else word - first_word) if b > prompt else _NO_SPAN
+        Span(max(a - prompt, 0), b - prompt, None if word is None else word - first_word) if b > prompt else NO_TEXT
         for (a, b), word in zip(offsets[start:end], words[start:end], strict=True)
     ]
     special = entry.special
-    return (*[_NO_SPAN] * len(special.prefix), *own, *[_NO_SPAN] * len(special.suffix))[: entry.limit]
+    return (*[NO_TEXT] * len(special.prefix), *own, *[NO_TEXT] * len(special.suffix))[: entry.limit]

@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
-from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
+from staged_pool.runtime.models.tokenizing.pair_templates import DraftedPair, TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
 from staged_pool.runtime.models.tokenizing.piecewise_pairs import PieceReader
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
@@ -20,7 +21,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
 from staged_pool.runtime.models.tokenizing.text_cleanup import clean_up_spaces
 from staged_pool.runtime.models.tokenizing.text_settings import SpecialTexts, TextSettings
 from staged_pool.runtime.models.tokenizing.texts import TextReader
-from staged_pool.runtime.requests import Chat, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, ImagePair, PairInput, TextInput
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -52,14 +53,17 @@ class TextTokenizer:
             raise ConfigError(f"the model takes {settings.max_tokens} tokens, which its special tokens fill already")
         template, special_tokens = settings.chat_template, settings.special_tokens
         chat = None if template is None else ChatTemplate(template, special_tokens, settings.takes_parts)
+        form = settings.conversation
         self._texts = TextReader(
             shared,
             self.special,
             self.limits,
             pools_prompt=settings.pools_prompt,
             chat_template=chat,
+            conversations=None if form is None else ConversationWriter(form, chat),
             plain_chats=settings.reads_one and chat is None,
             roles=settings.roles,
+            empty_id=settings.empty_id,
         )
         self._pairs = self._pair_reader(chat)
         if settings.needs_pairs and isinstance(self._pairs, ConfigError):
@@ -103,6 +107,23 @@ class TextTokenizer:
     def write_chat(self, chat: Chat, prompt: str = "") -> str:
         """See `TextReader.write_chat`."""
         return self._texts.write_chat(chat, prompt)
+
+    def draft_pair(self, given: ModelInput, pair: ImagePair) -> DraftedPair:
+        """Tokenize a pair with images, in which one token stands for each image.
+
+        Raises:
+            InvalidInput: The model does not accept it.
+        """
+        if not isinstance(self._pairs, TemplateReader):
+            raise InvalidInput("The model takes no pairs with images.", param="input")
+        return self._pairs.draft(given, pair)
+
+    def place(self, prompt: str) -> SpecialTokens:
+        """Return the tokens around the text of a conversation with one message, for `TextSettings.conversation`.
+
+        Those before the text may be merged with its beginning.
+        """
+        return self._texts.place(prompt)
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         """Tokenize one text or conversation, without prompt and truncation.

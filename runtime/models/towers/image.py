@@ -32,6 +32,9 @@ log = get_logger("staged_pool.models")
 _SAMPLES: Final = ((224, 224), (96, 320), (400, 150))
 """Heights and widths, in pixels, of the test images; all shapes differ."""
 
+_STRIDE: Final = 32
+"""Edge of the pixels behind one vector of the last layer, for models without patches: that of all known ones."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageTower:
@@ -108,20 +111,20 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     first = ImageTokens(patch=patch).of(samples[0])
     try:
         with torch.inference_mode():
-            extra = encoder.vector_count(samples[0]) - first
+            extra = max(0, encoder.vector_count(samples[0]) - first)  # models with stages end with fewer than patches
             features = encoder.encode(samples)
         reason = encoder.check_padding(samples)
     except MISUSE_ERRORS as error:
         raise ConfigError(_misfit(encoder, samples[0], error)) from error
     if reason:
-        log.info("model.peculiar", model=name, reason=reason)
+        log.debug("model.peculiar", model=name, reason=reason)
     heads = build_image_heads(folder, loaded.whole, features)
     parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
     if loaded.image.device.type == "cpu":
         if reason := encoder.fuse(samples):
-            log.info("model.not_fused", model=name, reason=reason)
+            log.debug("model.not_fused", model=name, reason=reason)
         if reason := encoder.prepack(samples):
-            log.info("model.not_prepacked", model=name, reason=reason)
+            log.debug("model.not_prepacked", model=name, reason=reason)
     return ImageTower(
         architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
         encoder=encoder,
@@ -137,7 +140,7 @@ def _patch(encoder: ImageEncoder) -> tuple[int, int] | None:
     """Return the height and width of a patch in pixels. None: images come as patches."""
     if encoder.any_shape:
         return None
-    edge = encoder.image.config.patch_size
+    edge = getattr(encoder.image.config, "patch_size", _STRIDE)
     tall, wide = (edge, edge) if isinstance(edge, int) else edge
     return int(tall), int(wide)
 

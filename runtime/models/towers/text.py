@@ -12,13 +12,14 @@ from staged_pool.runtime.model import Payload, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
-from staged_pool.runtime.models.heads.build import build_heads
+from staged_pool.runtime.models.heads.build import build_heads, build_lookup
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.heads.sparse import TokenLookup
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PairPieces, PairTemplate
-from staged_pool.runtime.models.tokenizing.input_roles import padded_roles, resolve_roles
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PairPieces, PairTemplate, SpladeSpec
+from staged_pool.runtime.models.tokenizing.input_roles import LOOKED_UP, padded_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import copy_tokenizer
 from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
@@ -46,6 +47,8 @@ class TextTower:
     parameters: int
     sample_ids: TokenIds
     """Token ids of a test input, `max_tokens` of them."""
+    lookup: TokenLookup | None = None
+    """Sparse weights of the tokens of a query. None: queries are read like documents."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -66,9 +69,23 @@ class TextTower:
         One copy takes the ids to the device, and one copy brings each output back. A head that reads only some of the
         tokens sends their indices, too.
         """
-        batch = self.transformer.pack(cast("Sequence[TokenSequence]", payloads))
+        sequences = cast("Sequence[TokenSequence]", payloads)
+        if self.lookup is not None and any(sequence.looked_up for sequence in sequences):
+            return {Output.SPARSE: self._launch_queries(sequences, self.lookup)}
+        batch = self.transformer.pack(sequences)
         hidden = self.transformer.hidden(batch)
         return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}
+
+    def _launch_queries(self, sequences: Sequence[TokenSequence], lookup: TokenLookup) -> Later[Sequence[Values]]:
+        """Start a batch with sequences that are looked up; the others go through the transformer."""
+        others = [sequence for sequence in sequences if not sequence.looked_up]
+        computed = self.launch(others)[Output.SPARSE] if others else list[Values]
+
+        def rows() -> Sequence[Values]:
+            rest = iter(computed())
+            return [lookup(sequence.ids) if sequence.looked_up else next(rest) for sequence in sequences]
+
+        return rows
 
     def sample_batch(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
         return [TokenSequence(self.sample_ids[:size], frozenset(self.heads)) for size in sizes]
@@ -97,15 +114,17 @@ def build_text_tower(
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
     """
     transformer = PackedTransformer(loaded.base if image_embedder is None else image_embedder.language)
-    check_vocabulary(source.backend, transformer.vocabulary)
+    empty = transformer.vocabulary - 1 if folder.architecture == "static embedding" else None
+    vocabulary = transformer.vocabulary if empty is None else empty
+    check_vocabulary(source.backend, vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, transformer)
     _run_check(name, partial(layout_checks.check_state, transformer, max_tokens))
     heads = build_heads(folder, loaded, transformer, source.backend, max_tokens=max_tokens)
-    tokenizer = _build_tokenizer(folder, source, loaded, vocabulary=transformer.vocabulary, max_tokens=max_tokens)
+    tokenizer = _build_tokenizer(folder, source, loaded, vocabulary=vocabulary, empty_id=empty, max_tokens=max_tokens)
     _choose_layout(name, transformer, attention, max_tokens, image_embedder)
     speedups = Speedups(transformer, max_tokens)
     if reason := speedups.attend_in_one_call():
-        log.info("model.attends_in_groups", model=name, reason=reason)
+        log.debug("model.attends_in_groups", model=name, reason=reason)
     parameters = _count_parameters(loaded, transformer, heads)  # before the speedups replace modules
     _speed_up(name, transformer, speedups, image_embedder)
     reads_images = folder.image_heads or image_embedder is not None
@@ -116,6 +135,7 @@ def build_text_tower(
         heads=heads,
         max_tokens=max_tokens,
         parameters=parameters,
+        lookup=build_lookup(folder.heads, source.backend),
         sample_ids=(tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens],
     )
 
@@ -139,12 +159,21 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, transformer: P
 
 
 def _build_tokenizer(
-    folder: ModelFolder, source: LoadedTokenizer, loaded: Loaded, *, vocabulary: int, max_tokens: int
+    folder: ModelFolder,
+    source: LoadedTokenizer,
+    loaded: Loaded,
+    *,
+    vocabulary: int,
+    empty_id: int | None,
+    max_tokens: int,
 ) -> TextTokenizer:
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     takes_conversations = folder.images is None or folder.images.takes_conversations
+    splade = next((spec for spec in folder.heads if isinstance(spec, SpladeSpec)), None)
     roles = (
-        padded_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
+        LOOKED_UP
+        if splade is not None and splade.queries is not None
+        else padded_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
         if folder.pads_texts
         else resolve_roles(
             folder.roles,
@@ -158,9 +187,11 @@ def _build_tokenizer(
     settings = TextSettings(
         max_tokens=max_tokens,
         vocabulary=vocabulary,
+        empty_id=empty_id,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
         chat_template=source.chat_template if takes_conversations else None,
+        conversation=folder.conversation,
         special_tokens=source.special_tokens,
         pair_template=form if isinstance(form, PairTemplate) else None,
         pair_pieces=form if isinstance(form, PairPieces) else None,
@@ -188,6 +219,7 @@ def _choose_layout(
     image_probe = None if image_embedder is None else image_embedder.probe()
     if reason := layout_checks.choose_layout(transformer, attention, max_tokens, image_probe):
         log.info("model.padded", model=name, reason=reason)
+    layout_checks.check_directions(transformer)
     if transformer.layout == "padded":
         _run_check(name, partial(layout_checks.check_batch_independence, transformer, max_tokens))
 
@@ -203,7 +235,7 @@ def _run_check(name: str, check: Callable[[], str | None]) -> None:
     except MISUSE_ERRORS as error:
         raise ConfigError(f"the model fails on a few tokens: {error}") from error
     if reason:
-        log.info("model.peculiar", model=name, reason=reason)
+        log.debug("model.peculiar", model=name, reason=reason)
 
 
 def _count_parameters(loaded: Loaded, transformer: PackedTransformer, heads: Mapping[Output, Head]) -> int:
@@ -220,12 +252,12 @@ def _speed_up(
     """Use the speedups that give the same vectors, and log why others are not used."""
     if transformer.model.device.type == "cpu":
         if reason := speedups.fuse():
-            log.info("model.not_fused", model=name, reason=reason)
+            log.debug("model.not_fused", model=name, reason=reason)
         if reason := speedups.prepack():
-            log.info("model.not_prepacked", model=name, reason=reason)
+            log.debug("model.not_prepacked", model=name, reason=reason)
         if reason := speedups.call_parts():
-            log.info("model.called_whole", model=name, reason=reason)
+            log.debug("model.called_whole", model=name, reason=reason)
     if image_embedder is not None and (reason := image_embedder.fuse()):
-        log.info("model.not_fused", model=name, reason=reason)
+        log.debug("model.not_fused", model=name, reason=reason)
     if image_embedder is not None and (reason := image_embedder.prepack()):
-        log.info("model.not_prepacked", model=name, reason=reason)
+        log.debug("model.not_prepacked", model=name, reason=reason)

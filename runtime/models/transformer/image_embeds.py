@@ -22,11 +22,21 @@ class ImageEmbeds:
     positions: Tensor | None
     """[3, tokens], int64: each token's positions in its sequence. None: positions are counted as in a text."""
 
+    deepstack: Tensor | None = None
+    """[layers, image tokens, width]: added to the image tokens' vectors after each of the first layers.
+
+    See Meng et al., 2024, DeepStack, https://arxiv.org/abs/2406.04334. None: nothing is added.
+    """
+
     def between(self, start: int, end: int) -> ImageEmbeds:
         """Select the part for the sequences from token `start` up to token `end`."""
         first, last = np.searchsorted(self.places_on_host, [start, end])
         inside = slice(int(first), int(last))
         positions = None if self.positions is None else self.positions[:, start:end]
         return ImageEmbeds(
-            self.vectors[inside], self.places[inside] - start, self.places_on_host[inside] - start, positions
+            self.vectors[inside],
+            self.places[inside] - start,
+            self.places_on_host[inside] - start,
+            positions,
+            None if self.deepstack is None else self.deepstack[:, inside],
         )

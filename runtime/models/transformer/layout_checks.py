@@ -81,6 +81,27 @@ def check_positions(transformer: PackedTransformer) -> str | None:
     return f"{type(model).__name__} counts positions in a way of its own"
 
 
+def check_directions(transformer: PackedTransformer) -> None:
+    """Check that a decoder with `is_causal: false` attends in both directions, in its current layout.
+
+    Raises:
+        ConfigError: A token's vector does not depend on a later token.
+    """
+    model = transformer.model
+    if getattr(model.config, "is_causal", None) is not False or transformer.start_state is not None:
+        return
+    rows = []
+    with torch.inference_mode():
+        for last in (2, 3):
+            batch = transformer.pack([TokenSequence([5, 4, last], DENSE_ONLY)])
+            rows.append(transformer.hidden(batch)[0].float())
+    if difference(rows[1], rows[0]) == 0:
+        name = type(model).__name__
+        raise ConfigError(
+            f"config.json: is_causal=false, but {name} of this transformers attends to earlier tokens only"
+        )
+
+
 def check_batch_independence(transformer: PackedTransformer, max_tokens: int) -> str | None:
     """Find out whether a sequence's vectors depend on the other rows of its batch.
 

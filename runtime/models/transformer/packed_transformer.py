@@ -25,7 +25,7 @@ from staged_pool.runtime.models.transformer.cuda_graphs import Bucket, Graphs
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.probes import Probes
-from staged_pool.runtime.models.transformer.rows import Rows, token_embedding
+from staged_pool.runtime.models.transformer.rows import Rows, deepstack, token_embedding
 from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]
@@ -161,6 +161,7 @@ class PackedTransformer:
                 **{name: row.unsqueeze(0) for name, row in self.rows.tokens(batch.ids, image_embeds).items()},
                 position_ids=positions,
                 packed_groups=groups,
+                **deepstack(image_embeds),
                 **more,
             )[0]
         return hidden[0, : batch.tokens]

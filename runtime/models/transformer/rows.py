@@ -73,7 +73,7 @@ class Rows:
             name: _spread(row[: batch.tokens], indices, shape, self._padding if name == "input_ids" else 0)
             for name, row in self.tokens(batch.ids, image_embeds).items()
         }
-        more = {}
+        more: dict[str, Any] = {}
         if self.takes_positions:
             more["position_ids"] = (columns + self.first_position).expand(shape)
         if image_embeds is not None and image_embeds.positions is not None:
@@ -81,6 +81,7 @@ class Rows:
         if batch.types is not None and self.takes_types:
             more["token_type_ids"] = _spread(batch.types[: batch.tokens], indices, shape, 0)
         attended = columns < (batch.lengths if batch.attended is None else batch.attended).unsqueeze(1)
+        more |= deepstack(image_embeds)
         with self.forward_of(batch.groups, packed=False):
             hidden: Tensor = self._model(**tokens, attention_mask=attended.long(), **more)[0]
         return hidden.flatten(0, 1).index_select(0, indices)
@@ -99,7 +100,10 @@ class Rows:
             return {"input_ids": ids} | ({"token_type_ids": torch.zeros_like(ids)} if self._gives_types else {})
         known = ids.index_fill(0, image_embeds.places, 0)  # an image token need not be in the vocabulary
         embedded: Tensor = token_embedding(self._model)(known)
-        return {"inputs_embeds": embedded.index_copy(0, image_embeds.places, image_embeds.vectors)}
+        given = {"inputs_embeds": embedded.index_copy(0, image_embeds.places, image_embeds.vectors)}
+        if image_embeds.deepstack is not None:
+            given["visual_pos_masks"] = torch.zeros_like(ids, dtype=torch.bool).index_fill(0, image_embeds.places, True)
+        return given
 
     def _in_forwards(self, batch: PackedBatch, image_embeds: ImageEmbeds | None, counts: Sequence[int]) -> Tensor:
         """Run one forward for each count of neighbours.
@@ -119,6 +123,13 @@ class Rows:
             start += count
             token = end
         return torch.cat(vectors)
+
+
+def deepstack(image_embeds: ImageEmbeds | None) -> dict[str, Any]:
+    """Keyword argument with the vectors that are added after each of the first layers; see `Rows.tokens`."""
+    if image_embeds is None or image_embeds.deepstack is None:
+        return {}
+    return {"deepstack_visual_embeds": list(image_embeds.deepstack)}
 
 
 def _spread(row: Tensor, indices: Tensor, shape: tuple[int, int], padding: int) -> Tensor:

@@ -71,19 +71,25 @@ class ImageEmbedder:
                 grid_positions(s, found, self.layout) for s, found in zip(sequences, places_of_each, strict=True)
             ]
             positions = send_arrays([np.concatenate(of_each, axis=1)], device)
-        return ImageEmbeds(self._features(images), send_arrays([places], device), places, positions)
+        vectors, *deepstack = self._features(images)
+        added = torch.stack(deepstack) if deepstack else None
+        return ImageEmbeds(vectors, send_arrays([places], device), places, positions, added)
 
-    def _features(self, images: Sequence[Pixels]) -> Tensor:
-        """Run the image encoder. Returns [image tokens, width]."""
+    def _features(self, images: Sequence[Pixels]) -> list[Tensor]:
+        """Run the image encoder.
+
+        Returns:
+            [image tokens, width] each: the vectors of the images, then those of `ImageEmbeds.deepstack` by layer.
+        """
         model = self._model
         pixels = to_device(images, self._scale, model.device, model.dtype)
         more = {}
         if self.layout.merge is not None:
-            grids = [[1, *(pixels.grid or (0, 0))] for pixels in images]
+            grids = [[pixels.steps, *(pixels.grid or (0, 0))] for pixels in images]
             more["image_grid_thw"] = send_arrays([np.array(grids)], model.device)
-        features = model.get_image_features(pixels, **more).pooler_output
-        vectors: Tensor = torch.cat(list(features)) if not isinstance(features, Tensor) else features.flatten(0, 1)
-        return vectors.to(model.dtype)
+        found = model.get_image_features(pixels, **more)
+        layers = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return [_joined(features).to(model.dtype) for features in layers]
 
     @property
     def language(self) -> PreTrainedModel:
@@ -187,12 +193,19 @@ class ImageEmbedder:
         return self._change(change)
 
     def _change(self, change: Callable[[], Callable[[], None]]) -> str | None:
-        features = partial(self._features, [self._sample])
+        def features() -> Tensor:
+            return torch.cat(self._features([self._sample]))
+
         return keep_if_equal(change, features, name="the image encoder", dtype=self._model.dtype)
 
     def parts(self) -> Iterator[torch.nn.Module]:
         """Yield all parts except the language model."""
         return (part for part in self._model.children() if part is not self.language)
+
+
+def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """Join the vectors of all images: [image tokens, width]."""
+    return features.flatten(0, 1) if isinstance(features, Tensor) else torch.cat(list(features))
 
 
 def _ordinary_ids(model: PreTrainedModel, image_token: int) -> list[int]:

@@ -136,7 +136,7 @@ class ImageEncoder:
             return len(image.values)
         pixels = to_device([image], self._scale, self.image.device, self.image.dtype)
         hidden: Tensor = self.image(pixel_values=pixels).last_hidden_state
-        return hidden.shape[1]
+        return hidden.shape[1] if hidden.dim() == 3 else hidden[0, 0].numel()  # the latter in convolutional models
 
     def check_padding(self, images: Sequence[Pixels]) -> str | None:
         """Check that padding does not change the vectors of images of different shapes.

@@ -1,4 +1,4 @@
-"""Layout of images in a token sequence: the places and positions of their image tokens.
+"""Layout of images and videos in a token sequence: the places and positions of their tokens.
 
 An image becomes vectors as wide as those of tokens. They stand in the model's input where its text has image tokens.
 Some models give each such token three positions instead of one: in time, down and across (Wang et al., 2024, Qwen2-VL,
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.stages.errors import ConfigError
 
 
@@ -29,6 +29,10 @@ class ImageLayout:
     """Tokens of an image, if all images have one size."""
     grid_positions: bool
     """Image tokens are numbered by rows and columns, instead of one after the other."""
+    video_token: int | None = None
+    """Id of the token whose places the vectors of a video take. None: the model reads no videos."""
+    positions_per_second: float | None = None
+    """Positions in time for each second of a video. None: one for each step, whatever its length."""
 
     def tokens_of(self, patches: int | None) -> int:
         """Return the number of tokens of an image.
@@ -54,12 +58,14 @@ def read_image_layout(config: Any, rows: int) -> ImageLayout:
         raise ConfigError(
             f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"
         )
-    if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+    if config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
         return ImageLayout(
             image_token=image_token,
             merge=config.vision_config.spatial_merge_size,
             tokens=0,
             grid_positions=True,
+            video_token=_video_token(config, rows),
+            positions_per_second=getattr(config.vision_config, "tokens_per_second", None),
         )
     if config.model_type == "paligemma":
         edge = config.vision_config.image_size // config.vision_config.patch_size
@@ -67,21 +73,33 @@ def read_image_layout(config: Any, rows: int) -> ImageLayout:
     raise ConfigError(f"config.json: model_type={config.model_type!r} is not supported with images between texts")
 
 
+def _video_token(config: Any, rows: int) -> int | None:
+    """Return the token of videos. None: the model reads none, or its weights do not have the token."""
+    token = getattr(config, "video_token_id", None)
+    known = isinstance(token, int) and 0 <= token < rows and token != config.image_token_id
+    return token if known and config.model_type in ("qwen2_vl", "qwen2_5_vl") else None
+
+
 def image_token_places(sequence: TokenSequence, layout: ImageLayout) -> NDArray[np.int64]:
-    """Return the places of the image tokens in a sequence, ascending.
+    """Return the places of the tokens of images and videos in a sequence, ascending.
 
     A sequence without images has none: there, the image token is an ordinary word.
     """
     if not sequence.images:
         return np.empty(0, np.int64)
-    return np.flatnonzero(np.asarray(sequence.ids) == layout.image_token)
+    ids = np.asarray(sequence.ids)
+    if layout.video_token is None:
+        return np.flatnonzero(ids == layout.image_token)
+    return np.flatnonzero((ids == layout.image_token) | (ids == layout.video_token))
 
 
 def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: ImageLayout) -> NDArray[np.int64]:
     """Return the position of each token of a sequence: in time, down and across, [3, tokens].
 
     A word takes the next position in all three. The tokens of an image share their time, and are numbered by rows and
-    columns from there. The next word continues after the longer edge of the image.
+    columns from there. A video has the rows and columns of an image in each of its steps, which go on in time. The next
+    word continues behind the largest of all these numbers, as in training. Some versions of transformers forget the
+    time here (https://github.com/huggingface/transformers/issues/45381).
 
     Args:
         sequence: Its image tokens are those of its images, in order.
@@ -97,11 +115,21 @@ def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: I
         words = first - place
         positions[:, place:first] = np.arange(at, at + words)
         at += words
-        place = first + high * wide
-        positions[0, first:place] = at
-        positions[1, first:place] = at + np.arange(high).repeat(wide)
-        positions[2, first:place] = at + np.tile(np.arange(wide), high)
-        at += max(high, wide)
-        left = left[high * wide :]
+        steps, each = pixels.steps, high * wide
+        place = first + steps * each
+        times = _times(pixels, layout)
+        positions[0, first:place] = at + times.repeat(each)
+        positions[1, first:place] = at + np.tile(np.arange(high).repeat(wide), steps)
+        positions[2, first:place] = at + np.tile(np.arange(wide), steps * high)
+        at += max(high, wide, int(times[-1]) + 1)
+        left = left[steps * each :]
     positions[:, place:] = np.arange(at, at + len(sequence.ids) - place)
     return positions
+
+
+def _times(pixels: Pixels, layout: ImageLayout) -> NDArray[np.int64]:
+    """Return the position in time of each step, from 0: whole numbers, cut from float32 as in transformers."""
+    steps = np.arange(pixels.steps)
+    if layout.positions_per_second is None or pixels.step_s is None:
+        return steps
+    return (steps.astype(np.float32) * np.float32(layout.positions_per_second * pixels.step_s)).astype(np.int64)

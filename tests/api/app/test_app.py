@@ -386,10 +386,14 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
     assert samples["staged_pool_batches_total", "demand", "letters"] >= 1
     assert samples["staged_pool_admission_inside", "letters", "requests"] == 0
     assert samples["staged_pool_lane_tokens", "letters", "text"] == 0
-    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200", "general"] == 1
-    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400", "general"] == 1
-    assert samples["staged_pool_http_requests_total", "404", "general", "other"] == 1
-    assert samples["staged_pool_http_request_duration_seconds_count", "/v1/embeddings"] == 2
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200", "general", "letters"] == 1
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400", "general", "letters"] == 1
+    assert samples["staged_pool_http_requests_total", "", "404", "general", "other"] == 1
+    assert samples["staged_pool_http_request_duration_seconds_count", "/v1/embeddings", "letters"] == 2
+    assert samples["staged_pool_request_items_sum", "/v1/embeddings", "letters"] == 2
+    assert samples["staged_pool_request_tokens_sum", "/v1/embeddings", "letters"] == 3
+    assert samples["staged_pool_batch_items_sum", "letters", "text"] == 2
+    assert samples["staged_pool_refused_total", "delay", "letters"] == 0
     assert samples["process_resident_memory_bytes",] > 0
     assert "choice" not in text
 

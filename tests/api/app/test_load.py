@@ -130,8 +130,6 @@ async def test_requests_that_come_during_a_hanging_forward_are_answered_after_it
 async def test_a_first_forward_of_any_length_leaves_readiness_alone() -> None:
     world = Hanging()
     async with world.serving() as served, served.client() as client, anyio.create_task_group() as tasks:
-        for _ in range(STALL_LEARNED_BATCHES - 1):
-            await embed(client)
         tasks.start_soon(embed, client, "hang")
         await world.gate.arrived()
         world.clock.now += 3600.0

@@ -16,6 +16,7 @@ from blockbuster import BlockBuster
 
 from staged_pool import asgi
 from staged_pool.api.addresses import CANCEL_BATCH, FILE_CONTENT, ONE_BATCH, ONE_FILE
+from staged_pool.api.app.call import LIVE
 from staged_pool.api.app.dialects import TEI_PATHS
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
@@ -199,6 +200,9 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
             async with served.client() as client:
                 description = Described((await client.get("/openapi.json")).json())
                 for path, method, operation in operations(description.whole):
+                    if path == LIVE:  # its answer never ends; `test_live` reads it
+                        seen.add(path)
+                        continue
                     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
                     examples = [each["value"] for each in content.get("examples", {}).values()] if content else [None]
                     for example in examples:
@@ -280,7 +284,8 @@ async def test_the_routes_of_batches_are_described_and_answered_so(tmp_path: Pat
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_needs_nothing_but_this_server(path: str) -> None:
     text = PAGES[path].body.decode()
-    assert not re.search(r"(https?:)?//[a-z]", text.replace("location.href", ""))
+    text = text.replace("location.href", "").replace("http://www.w3.org/2000/svg", "")  # a name, and no address
+    assert not re.search(r"(https?:)?//[a-z]", text)
     assert "innerHTML" not in text
     policy = dict(PAGES[path].headers)[b"content-security-policy"].decode()
     assert "default-src 'none'" in policy
@@ -305,5 +310,5 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
 
 def test_pages_ask_for_existing_routes() -> None:
     for page in PAGES.values():
-        for path in re.findall(r'new URL\("([a-z.]+)", root\)', page.body.decode()):
+        for path in re.findall(r'new URL\("([a-z0-9./]+)", root\)', page.body.decode()):
             assert f"/{path}" in OPERATIONS

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from staged_pool.api.commands.check_view import render_card
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import Output
 from tests.models.tiny import build, edit_json, rerankers, write_json
 from tests.servers.in_process import invoke_command
-from tests.servers.process import run_command
+from tests.servers.process import COMMAND, run_command
+from tests.support.cards import CARD, CLASSIFIER, TAGGER
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +52,49 @@ def test_the_card_is_printed_as_one_object(folder: Path) -> None:
     assert card["dimensions"] == [8, 16, 24, 32]
     assert card["prompts"]["query"] == "search_query: "
     assert told(done.stderr) == []
+
+
+def test_a_terminal_gets_a_report(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}
+    done = subprocess.run(
+        [*COMMAND, "check", "--offline", str(folder), "--dtype", "float32"],
+        stdout=theirs, stderr=subprocess.PIPE, timeout=600, env=environment, check=False,
+    )  # fmt: skip
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        text = terminal.read(65536).decode()
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=2) for line in text.splitlines()]
+    assert {line[0] for line in lines} == {"ok"}
+    facts = {line[1]: line[2].strip() for line in lines}
+    assert facts["model"] == "nomic, NomicBertModel, 0.1 million parameters"
+    assert facts["vectors"] == "32 numbers, which may be cut to 8, 16, 24, 32; of length 1, pooling mean"
+    assert facts["prompts"].startswith("query 'search_query: ', document 'search_document: '")
+    assert facts["memory"].endswith(" GB left")
+
+
+def reported(card: ModelCard) -> dict[str, str]:
+    """Return the lines of a report by mark and subject."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render_card(card, 10**9, 2 * 10**9))
+    assert isinstance(console.file, io.StringIO)
+    parts = [line.split(maxsplit=2) for line in console.file.getvalue().splitlines()]
+    return {f"{mark} {name}": text.strip() for mark, name, text in parts}
+
+
+def test_a_report_has_a_line_for_each_output_and_each_assumption() -> None:
+    labels = tuple(f"label-{number}" for number in range(12))
+    told = reported(replace(CLASSIFIER, labels=labels, notes=("the pooling is assumed", "so is the prompt")))
+    assert told["ok labels"] == "12: label-0, label-1, label-2, label-3, label-4, label-5, label-6, label-7, ..."
+    assert told["!! assumed"] == "so is the prompt"
+    assert reported(TAGGER)["ok labels"] == "2 for each token: O, CAPITAL"
+    every = reported(replace(CARD, outputs=(Output.SPARSE, Output.TOKEN_WEIGHTS, Output.MULTI_VECTOR), token_width=7))
+    assert every["ok weights"] == "one for each token"
+    assert every["ok tokens"] == "a vector of 7 numbers for each token"
+    assert "vocabulary entries" in every["ok sparse"]
+    assert reported(replace(CARD, splits_long_inputs=True))["ok inputs"].endswith("longer ones are split")
+    assert reported(CARD)["ok memory"] == "1.0 GB used with the model, 2.0 GB left"
 
 
 @pytest.mark.parametrize(

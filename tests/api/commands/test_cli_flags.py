@@ -42,6 +42,10 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "image_cache_mb": (["--image-cache-mb", "11"], 11),
     "max_image_pixels": (["--max-image-pixels", "12345"], 12345),
     "max_image_bytes": (["--max-image-bytes", "54321"], 54321),
+    "max_video_bytes": (["--max-video-bytes", "65432"], 65432),
+    "max_video_seconds": (["--max-video-seconds", "12.5"], 12.5),
+    "max_video_frames": (["--max-video-frames", "64"], 64),
+    "video_timeout_s": (["--video-timeout", "1.5"], 1.5),
     "allow_media_domains": (
         ["--allow-media-domain", "a.example", "--allow-media-domain", "10.0.0.5"],
         ("a.example", "10.0.0.5"),

@@ -10,14 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from staged_pool.api.commands import cli, reference
-from staged_pool.api.commands.options import SettingOption
+from staged_pool.api.commands.options import SettingOption, SettingsCommand
 from staged_pool.api.commands.table import every_setting
 from staged_pool.runtime.engine.agreement import SHARED_SETTINGS
 from staged_pool.runtime.settings import SettingField
+from tests.packaging.documents import every_command
 from tests.packaging.writing import SENTENCE_WORDS, sentences, words
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = list(cli.main.commands)
+COMMANDS = sorted(" ".join(path) for path, command in every_command() if isinstance(command, SettingsCommand))
+EVERY_COMMAND = sorted(" ".join(path) for path, _ in every_command())
 SETTINGS = list(every_setting())
 
 
@@ -36,18 +38,19 @@ def test_the_help_of_serve_is_short_and_says_how_to_see_the_rest() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_full_help_explains_every_flag(command: str) -> None:
-    page = output(command, "--help-all")
-    flags = [param.row.flag for param in cli.main.commands[command].params if isinstance(param, SettingOption)]
+    page = output(*command.split(), "--help-all")
+    params = dict(every_command())[tuple(command.split())].params
+    flags = [param.row.flag for param in params if isinstance(param, SettingOption)]
     assert [flag for flag in flags if f"\n  {flag} " not in page and f"\n  {flag}\n" not in page] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_environment_names_are_stated_once(command: str) -> None:
-    for page in (output(command, "--help"), output(command, "--help-all")):
+    for page in (output(*command.split(), "--help"), output(*command.split(), "--help-all")):
         assert page.count("STAGED_POOL_") == 2  # the rule, and one example of it
 
 
-@pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)], ids=["", *COMMANDS])
+@pytest.mark.parametrize("arguments", [command.split() for command in ["", *EVERY_COMMAND]], ids=["", *EVERY_COMMAND])
 def test_the_short_flag_of_help_works_everywhere(arguments: list[str]) -> None:
     assert output(*arguments, "-h") == output(*arguments, "--help")
 

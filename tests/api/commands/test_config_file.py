@@ -181,7 +181,7 @@ def test_a_file_that_is_not_there_is_told() -> None:
     result = run("--config", "/no/such/file")
     assert (result.exit_code, result.stderr) == (
         2,
-        "error: --config '/no/such/file': cannot be read (No such file or directory)\n",
+        "error: --config '/no/such/file': cannot be read (No such file or directory); name a TOML file\n",
     )
 
 

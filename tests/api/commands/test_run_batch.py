@@ -35,7 +35,7 @@ from tests.api.bulk.jobs import line_of, read_now, request
 from tests.models.tiny import build
 from tests.servers.in_process import invoke_command
 from tests.servers.on_socket import serving
-from tests.servers.process import ROOT
+from tests.servers.preloaded import ROOT
 from tests.servers.tiny_models import tiny
 
 pytestmark = pytest.mark.usefixtures("files_are_read_here")

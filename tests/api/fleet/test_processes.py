@@ -16,6 +16,7 @@ from staged_pool.api.commands.fleet import check_fleet
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
+from tests.models.tiny import build
 from tests.servers.process import ServerProcess, serve_command
 from tests.servers.tiny_models import folder
 
@@ -197,6 +198,16 @@ def test_a_setting_that_cannot_work_ends_the_server_with_its_error(tmp_path: Pat
     ) as server:
         assert server.exit_code() == 2
         assert "empty" in server.log
+
+
+def test_a_model_that_only_its_load_finds_wrong_ends_the_server_with_one_line(tmp_path: Path) -> None:
+    model = build("bge-m3", tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"cut short")
+    with ServerProcess(serve_command("--model", str(model), "--api-servers", "1"), tmp_path / "log") as server:
+        assert server.exit_code() == 2
+        assert "process.started" in server.log, "the supervisor found it"
+        assert [line for line in server.log.splitlines() if line.startswith("error: ")]
+        assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,28 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(small_buffers: 
         assert anyio.current_time() - started > 1
 
 
+async def test_a_client_that_is_asked_for_its_place_may_read_its_answer_first(small_buffers: socket.socket) -> None:
+    async with serving(listener=small_buffers, max_connections=1) as served:
+        with ask_without_reading(served.port) as client:
+            await until(lambda: served.server.state.requests == 1)
+            await anyio.wait_readable(client)
+            async with await served.connect() as other:
+                await other.send(EMBED)
+                assert statuses(await read_answer(other)) == [200]
+            assert served.server.state.limit.evicted == 1
+            received = b""
+            while data := await read_some(client):
+                received += data
+        assert statuses(received) == [200]
+        assert received.endswith(b"}")
+        await until(lambda: served.server.state.connections == 0)
+
+
+async def read_some(client: socket.socket) -> bytes:
+    await anyio.wait_readable(client)
+    return client.recv(2**16)
+
+
 async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_its_answer(
     small_buffers: socket.socket,
 ) -> None:

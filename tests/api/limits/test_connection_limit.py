@@ -82,6 +82,19 @@ def test_a_client_that_has_just_connected_does_not_make_room_for_slow_ones() -> 
     assert sum(each.is_evicted for each in slow) > 200
 
 
+def test_one_of_the_newest_clients_makes_no_room_even_for_many_that_are_as_new() -> None:
+    limit = ConnectionLimit(100)
+    slow = enter(limit, *[f"{number}" for number in range(80)])
+    for member in slow:
+        limit.wait(member, idle=False)
+    new = enter(limit, *[f"new {number}" for number in range(25)])
+    assert [member.is_evicted for member in new] == [False] * 25, "20 found room, and the others took that of slow ones"
+    assert [member.is_evicted for member in slow] == [True] * 5 + [False] * 75
+    enter(limit, *[f"newer {number}" for number in range(10)])
+    assert [member.is_evicted for member in new] == [True] * 9 + [False] * 16, "the first ones have sent nothing yet"
+    assert [member.is_evicted for member in slow] == [True] * 6 + [False] * 74
+
+
 def test_what_is_worked_on_makes_no_room_and_the_reserve_is_for_probes() -> None:
     limit = ConnectionLimit(3)
     busy = enter(limit, "a", "b", "c")

@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from staged_pool.pool.engine_thread import Backend
+from tests.servers.preloaded import ROOT, PreloadedProcess
+from tests.servers.process import wait_until
 
-ROOT = Path(__file__).parents[3]
-
+STRICT = """
+import warnings
+warnings.simplefilter("error")
+"""
 WITH_LETTERS = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
@@ -35,27 +40,43 @@ pool = staged_pool.Pool("model", backend=BACKEND)
 """
 
 
-def started(program: str, backend: Backend, **variables: str) -> subprocess.Popen[str]:
-    code = WITH_LETTERS.replace("BACKEND", repr(backend)) + program
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Program:
+    """A program that begins with the server imported, and treats warnings as errors.
+
+    Args:
+        text: Its code; a pool is made before it.
+        backend: The event loop of its pool.
+        folder: Takes its output.
+    """
+
+    def __init__(self, text: str, backend: Backend, folder: Path) -> None:
+        code = STRICT + WITH_LETTERS.replace("BACKEND", repr(backend)) + text
+        self._out, self._errors = folder / "out", folder / "errors"
+        with self._out.open("wb") as out, self._errors.open("wb") as errors:
+            self.process = PreloadedProcess(
+                [sys.executable, "-c", code], "server", folder=ROOT, environment=os.environ, stdout=out, stderr=errors
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def printed(self) -> str:
+        return self._out.read_text()
+
+    def end(self) -> str:
+        """Wait for its end, which must be a clean one; return its output."""
+        assert (self.process.wait(60), self._errors.read_text()) == (0, "")
+        return self.printed
 
 
-def printed(program: str, backend: Backend) -> str:
-    """Run a program to its end, which must be a clean one."""
-    process = started(program, backend)
-    try:
-        out, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, errors) == (0, "")
-    return out
+def printed(text: str, backend: Backend, folder: Path) -> str:
+    with Program(text, backend, folder) as program:
+        return program.end()
 
 
 ENDS = {
@@ -87,8 +108,8 @@ pool = staged_pool.Pool("model").open()
 
 
 @pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
-def test_a_program_that_closes_nothing_ends_cleanly(program: str, backend: Backend) -> None:
-    assert printed(program, backend) == "(1, 4)\n"
+def test_a_program_that_closes_nothing_ends_cleanly(program: str, backend: Backend, tmp_path: Path) -> None:
+    assert printed(program, backend, tmp_path) == "(1, 4)\n"
 
 
 INTERRUPTED = """
@@ -115,16 +136,11 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_an_interrupt_cancels_the_call_and_leaves_the_pool_usable(call: str, backend: Backend) -> None:
-    process = started(INTERRUPTED.replace("CALL", call), backend)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert (process.returncode, out, errors) == (0, "(1, 4)\n", "")
+def test_an_interrupt_cancels_the_call_and_leaves_the_pool_usable(call: str, backend: Backend, tmp_path: Path) -> None:
+    with Program(INTERRUPTED.replace("CALL", call), backend, tmp_path) as program:
+        wait_until(lambda: program.printed == "held\n")
+        program.process.send_signal(signal.SIGINT)
+        assert program.end() == "held\n(1, 4)\n"
 
 
 FORK = """
@@ -144,21 +160,24 @@ print("parent", status, pool.embed("a").embeddings.shape)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_is_told_that_the_pool_is_its_parents_and_opens_its_own(backend: Backend) -> None:
-    refused, own, parent = printed(FORK.replace("BEFORE", "pool.open()"), backend).splitlines()
+def test_a_fork_is_told_that_the_pool_is_its_parents_and_opens_its_own(backend: Backend, tmp_path: Path) -> None:
+    refused, own, parent = printed(FORK.replace("BEFORE", "pool.open()"), backend, tmp_path).splitlines()
     assert refused.startswith("child This pool was opened in process ")
     assert "make another Pool in this process" in refused
     assert (own, parent) == ("child (1, 4)", "parent 0 (1, 4)")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_pool_that_is_not_open_yet_may_be_forked(backend: Backend) -> None:
-    assert printed(FORK.replace("BEFORE", ""), backend) == "child (1, 4)\nparent 0 (1, 4)\n"
+def test_a_pool_that_is_not_open_yet_may_be_forked(backend: Backend, tmp_path: Path) -> None:
+    assert printed(FORK.replace("BEFORE", ""), backend, tmp_path) == "child (1, 4)\nparent 0 (1, 4)\n"
 
 
-def test_a_real_model_writes_nothing_and_ends_cleanly(backend: Backend) -> None:
-    code = f"import staged_pool; print(staged_pool.Pool(backend={backend!r}).encode(['a', 'b']).shape)"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 384)\n", "")
+def test_real_models_write_nothing_and_end_cleanly() -> None:
+    code = """
+import staged_pool
+for backend in ("asyncio", "trio"):
+    print(staged_pool.Pool(backend=backend).encode(["a", "b"]).shape)
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 384)\n" * 2, "")

@@ -21,7 +21,7 @@ from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
 from tests.support.cards import CARD
 
-OBJECT = "expected an object with either `text` or `image`, or a message with a `role`"
+OBJECT = "expected an object with either `text`, `image` or `video`, or a message with a `role`"
 FORMS = "`float`, `base64`, `bytes`, `bytes_only`, `float16`, `int8`, `uint8`, `binary`, `ubinary` (literal_error)"
 TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, 2**40), min_size=1)

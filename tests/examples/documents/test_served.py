@@ -19,7 +19,8 @@ from tests.examples.file_host import HOLDS, FileHost, file_host
 from tests.examples.installed import installed
 from tests.models.tiny import build
 from tests.servers.byte_client import post
-from tests.servers.process import ROOT, ServerProcess, serve_command
+from tests.servers.preloaded import ROOT
+from tests.servers.process import ServerProcess, serve_command
 
 PIPELINE = ROOT / "examples" / "documents" / "pages.toml"
 PAGES = [

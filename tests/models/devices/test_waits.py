@@ -79,7 +79,9 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
         with torch.inference_mode():
             seen = [looking.image_embedder._features([looking.image_embedder._sample] * count) for count in range(1, 5)]
         monkeypatch.setattr(
-            ImageEmbedder, "_features", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
+            ImageEmbedder,
+            "_features",
+            lambda self, given: [torch.empty_like(each, device=META) for each in seen[len(given) - 1]],
         )
     for tower in model.towers.values():
         payloads = varied(tower)

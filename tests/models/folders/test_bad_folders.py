@@ -153,7 +153,7 @@ WRONG_WEIGHTS: dict[str, tuple[Change, str]] = {
     ),
     "an adapter beside": (
         write_object("adapter_config.json", {"peft_type": "LORA"}),
-        "adapter_config.json: the folder holds an adapter; merge it into the weights of its model",
+        "adapter_config.json: the folder has an adapter and weights of its own: remove the one that is not wanted",
     ),
 }
 

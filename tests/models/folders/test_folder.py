@@ -175,8 +175,8 @@ def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint
         ),
         (
             "modules.json",
-            [{"type": "sentence_transformers.models.StaticEmbedding"}],
-            "modules.json: must begin with a Transformer, but begins with StaticEmbedding",
+            [{"type": "sentence_transformers.models.WordEmbeddings"}],
+            "modules.json: must begin with a Transformer, but begins with WordEmbeddings",
         ),
         (
             "modules.json",

@@ -71,7 +71,7 @@ TWICE = {"type": "ntk", "factor": 2.0}
 ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
 CODE = {"AutoModel": "modeling_mine.MineModel"}
 QUANTISED = "the weights are quantised"
-MERGE = "merge it into the weights of org/base (merge_and_unload of peft), save the result, and serve that folder"
+MERGE = "merge the adapter into its base model (merge_and_unload of peft), save the result, and serve that folder"
 HEAD = "whose head is not supported: without it the model's results would be wrong; --task embed"
 LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 PARTS = {"regression_layer__weight": (19, 32), "gating__weight__layers__0__weight": (4, 32)}
@@ -224,10 +224,6 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         t5_whole,
         "generates text with a decoder: it is not a pooling model; --task embed (task='embed') uses its encoder alone",
     ),
-    "bart-large-mnli": (
-        after(like("bert-plain"), claims("BartForSequenceClassification", model_type="bart")),
-        "BartForSequenceClassification computes labels from a decoder, which is not supported",
-    ),
     "BART with its decoder": (
         after(like("bert-plain"), claims("BartForConditionalGeneration", model_type="bart")),
         "BartForConditionalGeneration, which generates text with a decoder: it is not a pooling model",
@@ -284,13 +280,13 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         gte("NewModel", rope_scaling={"type": "ntk", "factor": 8.0, "mixed_b": 0.7}),
         "is not supported for model_type='new', only ntk",
     ),
-    "an adapter alone": (
-        files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, tokenizer_config={}),
-        f"adapter_config.json: the folder has only an adapter (LORA): {MERGE}",
+    "an adapter of another kind": (
+        files(adapter_config={"peft_type": "IA3", "base_model_name_or_path": "org/base"}, tokenizer_config={}),
+        f"adapter_config.json: peft_type='IA3' is not supported, only 'LORA': {MERGE}",
     ),
-    "an adapter of sentence-transformers": (
-        files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, modules={}),
-        MERGE,
+    "an adapter without weights": (
+        files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}),
+        "no adapter_model.safetensors beside adapter_config.json",
     ),
     "GLiNER": (files(gliner_config={"model_name": "deberta"}), "gliner_config.json: this is a GLiNER model"),
     "open_clip": (files(open_clip_config={"model_cfg": {}}), "open_clip_config.json: this is an open_clip model"),
@@ -304,7 +300,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "model2vec": (
         files(config={"model_type": "model2vec", "architectures": ["StaticModel"]}),
-        "this is a model2vec model",
+        "no weights, neither model.safetensors nor pytorch_model.bin",
     ),
     "GGUF alone": (only("model-q4.gguf"), "no config.json; found only weights in GGUF"),
     "ONNX alone": (after(like("bert-mean"), only("onnx/model.onnx")), "found only a graph in ONNX"),
@@ -421,7 +417,6 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
             f"modules.json: must begin with a Transformer, but begins with {name}: {cause}",
         )
         for name, cause in {
-            "StaticEmbedding": "static token vectors without a transformer are not supported",
             "Router": "several chains by role are not supported",
             "Asym": "several chains by role are not supported",
         }.items()

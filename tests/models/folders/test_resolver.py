@@ -155,7 +155,7 @@ def test_code_is_downloaded_where_it_is_allowed_and_pickled_weights_where_there_
     monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", download)
     resolve("org/tiny", **settings)
     assert ("*.py" in asked, "pytorch_model*.bin" in asked) == wanted
-    assert "README.md" in asked
+    assert {"README.md", "*.json", "adapter_model.safetensors"} <= asked
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,8 @@ def test_what_a_repository_has_instead_of_weights_is_named(
 def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
     assert rejection("org/tiny", revision="v1") == (
         "model='org/tiny' at revision 'v1': there is no such folder, it is not in the hub's local cache, and "
-        "offline mode allows no download: download it on a machine with a network, or name a model folder"
+        "offline mode allows no download: leave --offline out, download it on a machine with a network, or name a "
+        "model folder"
     )
 
 

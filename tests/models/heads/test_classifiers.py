@@ -370,11 +370,6 @@ def test_a_class_that_transformers_does_not_have_is_rejected(folder: Path) -> No
     assert "['MineForSequenceClassification'] is not a sequence classifier" in rejection(folder)
 
 
-def test_an_encoder_with_a_decoder_is_rejected(folder: Path) -> None:
-    change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
-    assert "BartForSequenceClassification computes labels from a decoder, which is not supported" in rejection(folder)
-
-
 def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder: Path) -> None:
     safe = load_model(EngineConfig(model=str(folder), dtype="float32"))
     tensors = load_file(folder / "model.safetensors")

@@ -345,7 +345,6 @@ def test_the_card_of_a_loaded_model_says_what_was_assumed(root: Path) -> None:
     ("name", "why"),
     [
         ("JinaForRanking", "jina-reranker-v3, which is not supported: it reads all documents"),
-        ("JinaVLForRanking", "jina-reranker-m0, which is not supported"),
         ("CostWiseGemmaForCausalLM", "bge-reranker-v2.5-gemma2-lightweight, which is not supported"),
         ("LayerWiseMiniCPMForCausalLM", "bge-reranker-v2-minicpm-layerwise, which is not supported"),
     ],

@@ -358,7 +358,7 @@ SETTINGS = "config_sentence_transformers.json"
             without("sentence_bert_config.json"),
             "transformer_task='feature-extraction' must be fill-mask",
         ),
-        ("splade-bert", edited(SETTINGS, max_active_dims=8), "max_active_dims is not supported"),
+        ("splade-bert", edited(SETTINGS, max_active_dims=0), "max_active_dims"),
         ("splade-bert", edited(SETTINGS, similarity_fn_name="manhattan"), "not supported for sparse vectors"),
         (
             "splade-bert",

@@ -10,8 +10,8 @@ import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import Span
 from staged_pool.runtime.requests import MODEL_MAX, Aggregation
+from staged_pool.runtime.spans import Span
 from staged_pool.runtime.tasks.classify import activated
 from staged_pool.runtime.tasks.entities import entities
 from tests.models import oracle, tiny

@@ -112,6 +112,47 @@ def _clip_st(folder: Path) -> None:
     )
 
 
+def _metaclip2(folder: Path) -> None:
+    """A CLIP with the tokenizer of XLM-R, whose end token is 2: the id that is wrong in old folders of CLIP."""
+    tokenizer = unigram()
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": bodies.WIDTH,
+        "max_position_embeddings": 77,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+        "projection_dim": PROJECTION,
+        **_LAYERS,
+    }
+    image = {"hidden_size": IMAGE_WIDTH, "projection_dim": PROJECTION, **_PIXELS, **_LAYERS}
+    config = hf.MetaClip2Config(text_config=text, vision_config=image, projection_dim=PROJECTION)
+    _save(folder, hf.MetaClip2Model(config), tokenizer, _clip_processor(), model_max_length=77)
+
+
+def _aimv2(folder: Path) -> None:
+    """As aimv2-large-patch14-224-lit: CLIP's tokenizer and processor, other layers."""
+    tokenizer = clip_bpe()
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": bodies.WIDTH,
+        "max_position_embeddings": 77,
+        "eos_token_id": end,
+        **_LAYERS,
+    }
+    image = {"hidden_size": IMAGE_WIDTH, **_PIXELS, **_LAYERS}
+    config = hf.Aimv2Config(text_config=text, vision_config=image, projection_dim=PROJECTION)
+    model = hf.Aimv2Model(config)
+    _widen(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".ffn." in name:  # gated layers amplify rounding
+                parameter.mul_(0.5)
+    _clip_processor().save_pretrained(folder)
+    bodies.save(folder, model, tokenizer, tokenizer_class="CLIPTokenizer")
+
+
 def _siglip_text(vocabulary: int, **others: Any) -> dict[str, Any]:
     return {
         "vocab_size": vocabulary,
@@ -248,6 +289,8 @@ TWO_TOWERS: Mapping[str, Body] = {
     "clip-old-end": _clip_old_end,
     "clip-st": _clip_st,
     "clip-st-old": _clip_st_old,
+    "metaclip2": _metaclip2,
+    "aimv2": _aimv2,
     "siglip": siglip,
     "siglip-masked": _siglip_masked,
     "siglip2-fixed": _siglip2_fixed,

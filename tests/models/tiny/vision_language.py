@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.models.tiny.bodies import WIDTH, Body, save, widen
-from tests.models.tiny.layout import write_json, write_modules
+from tests.models.tiny.layout import edit_json, write_json, write_modules, write_prompts
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe
 
 PATCH: Final = 14
@@ -21,10 +22,12 @@ PAGE_WIDTH: Final = 24
 PAGE_SIDE: Final = 56
 """Side of the square that one of them makes of every image, in pixels."""
 LONGEST: Final = 320
+QWEN3_PATCH: Final = 16
+QWEN3_LONGEST: Final = 512
 
 _SEEN: Final = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
-# As in Qwen2-VL's own folder, without videos and with numbers of images.
+# As in Qwen2-VL's own folder, without numbers of images.
 CHAT: Final = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -33,13 +36,38 @@ CHAT: Final = (
     "{% else %}{% for content in message['content'] %}"
     "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
     "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-def _chat_tokenizer() -> hf.PreTrainedTokenizerFast:
-    tokenizer = chat_bpe(chat_template=CHAT, model_max_length=LONGEST)
+# As in Qwen3-VL's own folder, without tools and videos: no system message but the caller's.
+QWEN3_CHAT: Final = (
+    "{%- macro written(content) -%}{%- if content is string -%}{{- content -}}{%- else -%}{%- for part in content -%}"
+    "{%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif 'text' in part -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + written(message.content) + '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+QWEN3_QUESTION: Final = "Given a search query, retrieve relevant candidates that answer the query."
+QWEN3_PAIRS: Final = (
+    "{%- macro written(role) -%}{%- for message in messages if message.role == role -%}"
+    "{%- for part in message.content -%}"
+    "{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro -%}"
+    "{{- '<|im_start|>system\\nJudge.<|im_end|>\\n<|im_start|>user\\n<Instruct>: ' + written('system') + '<Query>:' "
+    "+ written('query') + '\\n<Document>:' + written('document') + '<|im_end|>\\n<|im_start|>assistant\\n' -}}"
+)
+"""Chat template of a reranker of sentence-transformers, in short."""
+
+
+def _chat_tokenizer(template: str = CHAT, longest: int = LONGEST) -> hf.PreTrainedTokenizerFast:
+    tokenizer = chat_bpe(chat_template=template, model_max_length=longest)
     tokenizer.add_special_tokens({"additional_special_tokens": _SEEN})
     return tokenizer
 
@@ -221,10 +249,179 @@ def _colpali(folder: Path) -> None:
     )
 
 
+def qwen3_vl_config(tokenizer: hf.PreTrainedTokenizerFast) -> hf.Qwen3VLConfig:
+    """Two layers of the image encoder go to inner layers, too, as in DeepStack."""
+    vision = {
+        "depth": 3,
+        "hidden_size": WIDTH,
+        "out_hidden_size": WIDTH,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "patch_size": QWEN3_PATCH,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    text = _text_settings(len(tokenizer)) | {"head_dim": 16, "max_position_embeddings": QWEN3_LONGEST}
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_interleaved": True,
+        "mrope_section": [4, 2, 2],
+    }
+    return hf.Qwen3VLConfig(vision_config=vision, text_config=text, tie_word_embeddings=True, **_marks(tokenizer))
+
+
+def _qwen3_vl(folder: Path) -> None:
+    """Qwen3-VL-Embedding, with the files and the names of weights of its repository."""
+    tokenizer = _chat_tokenizer(QWEN3_CHAT, QWEN3_LONGEST)
+    model = hf.Qwen3VLForConditionalGeneration(qwen3_vl_config(tokenizer))
+    _widen(model)
+    save(folder, model, tokenizer)
+    write_json(
+        folder / "preprocessor_config.json",
+        {
+            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+            "patch_size": QWEN3_PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "processor_class": "Qwen3VLProcessor",
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+        },
+    )
+
+
+def _qwen3_vl_reranker(folder: Path) -> None:
+    """Qwen3-VL-Reranker: only its name tells it from other models of the class."""
+    _qwen3_vl(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Qwen3-VL-Reranker-2B\n")
+
+
+def _qwen3_vl_cross_encoder(folder: Path) -> None:
+    """The same reranker in the layout of sentence-transformers: a message for each text of a pair."""
+    _qwen3_vl(folder)
+    (folder / "chat_template.jinja").write_text(QWEN3_PAIRS)
+    forward = {"method": "forward", "method_output_name": "logits"}
+    write_json(
+        folder / "sentence_bert_config.json",
+        {
+            "transformer_task": "any-to-any",
+            "modality_config": {"text": forward, "image": forward, "message": {**forward, "format": "structured"}},
+            "module_output_name": "causal_logits",
+        },
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "model_type": "CrossEncoder",
+            "prompts": {"query": QWEN3_QUESTION},
+            "default_prompt_name": "query",
+            "activation_fn": "torch.nn.modules.activation.Sigmoid",
+        },
+    )
+    yes, no = hf.AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["yes", "no"])
+    kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
+    write_modules(folder, (kind, {"true_token_id": yes, "false_token_id": no, "module_input_name": "causal_logits"}))
+
+
+def _jina_m0(folder: Path) -> None:
+    """jina-reranker-m0: a Qwen2-VL under its older names of weights, and two layers for the score."""
+    tokenizer = _chat_tokenizer()
+    config = _qwen2_vl_config(tokenizer)
+    config.tie_word_embeddings = True
+    body = hf.Qwen2VLForConditionalGeneration(config)
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    _widen(body)
+    _widen(layers)
+    save(folder, body, tokenizer)
+    weights = {f"score.{name}": value.contiguous() for name, value in layers.state_dict().items()}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if not name.startswith("lm_head."):
+            old = name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
+            weights[old] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    own = {"AutoModel": "modeling.JinaVLForRanking"}
+    edit_json(folder / "config.json", architectures=["JinaVLForRanking"], auto_map=own, num_labels=1)
+    _write_patch_settings(folder, tokens=(4, 16384))
+
+
+def _qwen3_vl_modules(folder: Path) -> None:
+    """The same model in the layout of sentence-transformers."""
+    _qwen3_vl(folder)
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    write_json(
+        folder / "sentence_bert_config.json",
+        {
+            "transformer_task": "feature-extraction",
+            "modality_config": {
+                "text": forward,
+                "image": forward,
+                "video": forward,
+                "message": {**forward, "format": "structured"},
+            },
+            "module_output_name": "token_embeddings",
+            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+            "unpad_inputs": False,
+        },
+    )
+    write_prompts(folder, {"query": "Find pages about it", "document": "Represent the user's input."})
+    pooling = {"embedding_dimension": WIDTH, "pooling_mode": "lasttoken", "include_prompt": True}
+    write_modules(folder, ("Pooling", pooling), ("Normalize", {}))
+
+
 SEEING: Mapping[str, Body] = {"qwen2-vl": _qwen2_vl, "qwen2.5-vl": _qwen2_5_vl}
 """One vector of a conversation with images, by name."""
+
+
+def _save_engine(folder: Path, body: hf.PreTrainedModel, name: str, width: int, prefix: str = "") -> None:
+    """Save a body and the linear layer of a page retriever as colpali-engine names them."""
+    layer = nn.Linear(WIDTH, width)
+    _widen(nn.ModuleList([body, layer]))
+    tokenizer = _chat_tokenizer()
+    save(folder, body, tokenizer)
+    names = {f"{prefix}{key}": value.contiguous() for key, value in body.state_dict().items()}
+    projection = "embedding_proj_layer" if prefix else "custom_text_proj"
+    names |= {f"{projection}.{key}": value.contiguous() for key, value in layer.state_dict().items()}
+    save_file(names, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_json(folder / "config.json", architectures=[name])
+
+
+def _colqwen2_5(folder: Path) -> None:
+    """ColQwen2_5 of colpali-engine: a Qwen2_5_VLModel with one more layer."""
+    body = hf.Qwen2_5_VLModel(_qwen2_5_vl_config(_chat_tokenizer()))
+    _save_engine(folder, body, "ColQwen2_5", PAGE_WIDTH)
+    _write_patch_settings(folder)
+
+
+def _colqwen3(folder: Path) -> None:
+    """ColQwen3 in the layout of TomoroAI: a class, a config and prompts of its own."""
+    body = hf.Qwen3VLModel(qwen3_vl_config(_chat_tokenizer()))
+    _save_engine(folder, body, "ColQwen3", PAGE_WIDTH, "vlm.model.")
+    own = {"AutoConfig": "configuration_colqwen3.ColQwen3Config", "AutoModel": "modeling_colqwen3.ColQwen3"}
+    edit_json(folder / "config.json", model_type="colqwen3", auto_map=own, embed_dim=PAGE_WIDTH)
+    write_json(folder / "processor_config.json", {"processor_class": "ColQwen3Processor", "query_prefix": None})
+    pixels = {"longest_edge": 16777216, "shortest_edge": 4 * 32 * 32}
+    _write_patch_settings(folder)
+    settings = {"patch_size": QWEN3_PATCH, "size": pixels, "min_pixels": None, "max_pixels": None}
+    edit_json(folder / "preprocessor_config.json", **settings, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+ENGINE_PAGES: Mapping[str, Body] = {"colqwen2.5": _colqwen2_5, "colqwen3": _colqwen3}
+"""Page retrievers of colpali-engine, by name."""
 
 PAGES: Mapping[str, Body] = {"colqwen2": _colqwen2, "colpali": _colpali}
 """Late interaction of texts with images, by name."""
 
 VISION_LANGUAGE: Mapping[str, Body] = {**SEEING, **PAGES}
+
+QWEN3_VL: Mapping[str, Body] = {
+    "qwen3-vl": _qwen3_vl,
+    "qwen3-vl-modules": _qwen3_vl_modules,
+    "qwen3-vl-reranker": _qwen3_vl_reranker,
+    "qwen3-vl-cross-encoder": _qwen3_vl_cross_encoder,
+    "jina-m0": _jina_m0,
+}
+"""Conversations and pairs with images, by name."""

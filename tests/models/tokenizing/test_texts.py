@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from staged_pool.runtime.model import ModelInput, Span
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
+from staged_pool.runtime.spans import Span
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 from tests.models.conftest import TinyFolder

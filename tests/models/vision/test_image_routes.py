@@ -17,7 +17,7 @@ from tests.models.images.drawing import image
 from tests.servers.in_memory import serving_in_memory
 from tests.servers.tiny_models import tiny
 
-KINDS = ("bert-mean", "ce-xlmr-reranker", "clip", "dinov2-labels", "colpali", "qwen2-vl")
+KINDS = ("bert-mean", "ce-xlmr-reranker", "clip", "dinov2-labels", "colpali", "qwen2-vl", "jina-m0")
 
 pytestmark = [
     pytest.mark.anyio,
@@ -98,7 +98,7 @@ async def test_each_model_does_what_it_can_with_images_and_says_what_it_cannot(c
     for model in ("colpali", "qwen2-vl"):
         found = await ask("/pooling", model, task="token_embed", input=images)
         assert all(len(row["data"]) > 1 for row in found["data"])
-    for model in ("clip", "colpali", "qwen2-vl"):
+    for model in ("clip", "colpali", "qwen2-vl", "jina-m0"):
         documents = [{"content": [part(CAT)]}, {"content": [part(DOG)]}]
         scores = await ask("/score", model, queries="a cat", documents=documents)
         ranked = await ask("/rerank", model, query="a cat", documents=documents)
@@ -310,4 +310,5 @@ async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:
         "dinov2-labels": ["image"],
         "colpali": ["text", "image"],
         "qwen2-vl": ["text", "image"],
+        "jina-m0": ["text", "image"],
     }

@@ -19,7 +19,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media import dns
 from staged_pool.runtime.media import fetcher as fetching
 from staged_pool.runtime.media.fetcher import MediaFetcher
-from staged_pool.runtime.requests import Image
+from staged_pool.runtime.requests import Image, Video
 from staged_pool.stages.errors import (
     InvalidInput,
     MediaTimedOut,
@@ -522,3 +522,22 @@ async def test_a_caller_who_leaves_hangs_up_and_makes_room() -> None:
             tasks.cancel_scope.cancel()
         await until(lambda: host.open_now == 0)
         assert (await asked.fetch(Image(host.url()))).source == IMAGE
+
+
+async def test_a_video_has_a_limit_of_its_own_and_errors_about_a_video() -> None:
+    async with origin() as host:
+        media = fetcher(max_image_bytes=5, max_video_bytes=len(IMAGE))
+        found = await media.fetch(Video(host.url("/"), {"fps": 1}, "a cat"))
+        assert found == Video(IMAGE, {"fps": 1}, "a cat")
+        assert "Accept: video/*" in host.requests[0]
+        with pytest.raises(TooLarge, match=r"^The video is larger than this server's limit of 9 bytes\.$") as caught:
+            await fetcher(max_video_bytes=9).fetch(Video(host.url()))
+        assert caught.value.param == "video_url"
+        host.pages["/none"] = answer(status="404 Not Found")
+        with pytest.raises(UnusableMedia, match=r"^The host of the video answered with status 404\.$"):
+            await media.fetch(Video(host.url("/none")))
+    with pytest.raises(UrlNotAllowed, match=r"^The URL of the video leads to ") as rejected:
+        await media.fetch(Video("http://10.0.0.5/a.mp4"))
+    assert rejected.value.param == "video_url"
+    with pytest.raises(MediaUnavailable, match="The host of the video could not be reached"):
+        await media.fetch(Video(host.url()))

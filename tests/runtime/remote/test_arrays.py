@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Payload, Pixels, PreparedImage, Span, SparseVector, TokenSequence, Values
+from staged_pool.runtime.model import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
 from staged_pool.runtime.remote.arrays import (
     Block,
     PackedArray,
@@ -32,6 +32,7 @@ from staged_pool.runtime.remote.arrays import (
 )
 from staged_pool.runtime.remote.messages import PackedError, pack_error, unpack_error
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.spans import Span
 from staged_pool.stages import errors
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.wire import Bytes, WireError
@@ -65,6 +66,7 @@ sequences = st.builds(
     st.none() | st.lists(COUNTS, max_size=5).map(tuple),
     st.none() | st.lists(st.builds(Span, COUNTS, COUNTS, st.none() | COUNTS), max_size=5).map(tuple),
     st.lists(pixels, max_size=3).map(tuple),
+    st.booleans(),
 )
 plain_sequences = st.builds(TokenSequence, st.lists(IDS, max_size=40), OUTPUTS)
 sparse = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 9, width=32)), max_size=9).map(
@@ -130,7 +132,7 @@ def test_a_block_without_all_arrays_is_an_error(payload: Payload, cut: int) -> N
 
 @pytest.mark.parametrize("shape", [(1 << 62, 1 << 62), (0, *(1,) * 70), (0, 1 << 62, 1 << 62)])
 def test_no_shape_is_more_than_an_error(shape: tuple[int, ...]) -> None:
-    packed = PackedImage(1, 1, over_the_wire([PackedArray("|u1", shape), None], Any))
+    packed = PackedImage(1, 1, over_the_wire([PackedArray("|u1", shape), None, 1, None], Any))
     packed = over_the_wire(packed, PackedPayload)
     with pytest.raises(WireError):
         unpack_payload(packed, Block(b"12345678"))

@@ -1,0 +1,1 @@
+"""Traces: a span for each sampled request, its stages and its batches, exported by OpenTelemetry's SDK."""

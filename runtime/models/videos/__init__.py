@@ -1,0 +1,1 @@
+"""Preprocessing of videos: decoding, choice of frames, resizing, and cutting into patches of two frames."""
