@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from staged_pool.runtime.version import VERSION
 from tests.deploy.chart_schema import NOT_IN_A_POD, SCHEMA, with_config
-from tests.deploy.files import CHART, DEPLOY, read_yaml
+from tests.deploy.files import CHART, read_yaml
 from tests.deploy.values import FULL_VALUES, WRONG_VALUES, changed
 from tests.servers.on_socket import serving
 
@@ -118,10 +118,6 @@ async def test_the_autoscaler_has_gauges_of_the_server(nothing_blocks_the_event_
     scaled_by = json.loads(SCHEMA.read_text())["properties"]["autoscaling"]["properties"]["metric"]["enum"]
     assert set(scaled_by) <= gauges
     assert VALUES["autoscaling"]["metric"] in scaled_by
-
-
-def test_the_alerts_of_the_chart_are_those_of_the_repository() -> None:
-    assert (CHART / "alerts.yml").samefile(DEPLOY / "prometheus/alerts.yml")
 
 
 def test_changed_leaves_its_argument() -> None:

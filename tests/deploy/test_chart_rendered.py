@@ -223,8 +223,8 @@ def test_the_scraper_has_a_key_where_there_are_keys() -> None:
     assert "authorization" not in open_endpoint
 
 
-def test_alerts_are_those_of_the_repository() -> None:
+def test_the_rules_are_the_alerts_of_the_chart() -> None:
     """Helm leaves the braces of Prometheus in them alone."""
     rules = rendered(FULL_VALUES)["PrometheusRule"]["spec"]
-    assert rules == read_yaml(DEPLOY / "prometheus/alerts.yml")
+    assert rules == read_yaml(CHART / "alerts.yml")
     assert "{{ $labels.instance }}" in json.dumps(rules)

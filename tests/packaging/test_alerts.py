@@ -11,7 +11,7 @@ import pytest
 
 from tests.packaging.floors import ROOT
 
-FOLDER = ROOT / "deploy" / "prometheus"
+FOLDER = ROOT / "deploy" / "helm" / "staged-pool"
 PROMTOOL = shutil.which("promtool")
 
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool")
