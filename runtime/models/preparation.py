@@ -17,7 +17,15 @@ from staged_pool.runtime.model import Lane, ModelInput, Preprocessed
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
-from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, Resize, ShortestEdge, Size
+from staged_pool.runtime.models.images.sizes import (
+    FixedSize,
+    PatchBudget,
+    PixelRange,
+    Resize,
+    ShortestEdge,
+    Size,
+    TileGrid,
+)
 from staged_pool.runtime.models.specs.conversation import ImageSpec
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
@@ -27,8 +35,8 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.videos.settings import VideoSettings
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 
-_RULES: Final[dict[str, type[Resize]]] = {
-    rule.__name__: rule for rule in (FixedSize, PatchBudget, PixelRange, ShortestEdge)
+_RULES: Final[dict[str, Callable[..., Resize]]] = {
+    rule.__name__: rule for rule in (FixedSize, PatchBudget, PixelRange, ShortestEdge, TileGrid)
 }
 
 
@@ -97,7 +105,9 @@ class ImagePreparation:
         return cls(
             folder=str(given.folder),
             processor=given.processor,
-            resize=None if given.resize is None else (type(given.resize).__name__, astuple(given.resize)),
+            resize=None
+            if given.resize is None
+            else (type(given.resize).__name__, tuple(map(int, astuple(given.resize)))),
             resample=given.resample,
             crop=given.crop,
             patch_size=given.patch_size,

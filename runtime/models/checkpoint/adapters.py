@@ -33,7 +33,10 @@ _PART: Final = re.compile(
 )
 _WRAPPERS: Final = re.compile(r"\.(base_layer|original_module|modules_to_save(\.default)?)(?=\.)")
 """Names that peft adds around a module."""
-_OTHER_NAMES: Final[Mapping[str, str]] = {"custom_text_proj": "embedding_proj_layer"}
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "custom_text_proj": "embedding_proj_layer",
+    "linear": "embedding_proj_layer",
+}
 """Name of a layer in the class of transformers, by its name in colpali-engine."""
 _POOLER: Final = re.compile(r"(^|\.)pooler\.")
 
@@ -179,7 +182,8 @@ def _find(name: str, modules: Mapping[str, nn.Module]) -> str:
     """
     if name in modules:
         return name
-    parts = [_OTHER_NAMES.get(part, part) if part not in modules else part for part in name.split(".")]
+    others = {part: other for part, other in _OTHER_NAMES.items() if part not in modules and other in modules}
+    parts = [others.get(part, part) for part in name.split(".")]
     for start in range(max(1, len(parts) - 1)):
         end = ".".join(parts[start:])
         found = [each for each in modules if each == end or each.endswith(f".{end}")]

@@ -191,6 +191,8 @@ def _check_loaded(
     multimodal = folder.architecture == "vision-language model"
     reads_answers = any(isinstance(spec, LogitScoreSpec) for spec in folder.heads)
     unread = ("pooler.",) if _is_headless(folder) else ("lm_head.",) if multimodal and not reads_answers else ()
+    if folder.images is not None and folder.images.tiles is not None:
+        unread = (*unread, "vision_model.head.")  # SigLIP's own pooling: tiles are pooled by the language model
     if unfit := sorted(name for name in missing if not any(part in name for part in unread)):
         ran = "ran" if own_code else "was not run"
         hint = f" (its auto_map asks for the folder's own code, which {ran})" if has_own_code else ""

@@ -1,7 +1,8 @@
-"""Page retrievers in the layout of colpali-engine: ColQwen2, ColQwen2.5 and ColQwen3.
+"""Page retrievers in the layout of colpali-engine: ColQwen2, ColQwen2.5, ColQwen3, ColIdefics3 and ColModernVBert.
 
-Such a folder has the config of a Qwen-VL model, and one more linear layer among its weights. Here it is described as
-`ColQwen2ForRetrieval` of transformers, whose body may be any of these models.
+Such a folder has the config of a vision-language model, and one more linear layer among its weights. Here it is
+described as a retriever of transformers, whose body may be any of these models: `ColQwen2ForRetrieval`, or for images
+in tiles `ColModernVBertForRetrieval`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ ENGINE_RETRIEVERS: Final[Mapping[str, str]] = {
 }
 """Classes of colpali-engine, and the `model_type` of their bodies."""
 
+TILED_RETRIEVERS: Final[Mapping[str, str]] = {"ColIdefics3": "idefics3", "ColModernVBert": "modernvbert"}
+"""The same for models that see an image in tiles. ColSmol is a ColIdefics3."""
+
+_DESCRIBED: Final[Mapping[str, str]] = {
+    "colqwen2": "ColQwen2ForRetrieval",
+    "colmodernvbert": "ColModernVBertForRetrieval",
+}
+"""Classes of transformers that such folders are described as, by `model_type`."""
+
 OWN_CLASS: Final = "colqwen3"
 """`model_type` of ColQwen3 in folders with a class of their own, as of TomoroAI."""
 
@@ -29,16 +39,17 @@ ENGINE_NAMES: Final[Mapping[str, str]] = {
     r"^(?:vlm\.)?(?:model\.)?(language_model|visual)\.": r"vlm.\1.",
     r"^(?:vlm\.)?model\.(layers|embed_tokens|norm)\.": r"vlm.language_model.\1.",
     r"^vlm\.lm_head\.": "lm_head.",
-    r"^custom_text_proj\.": "embedding_proj_layer.",
+    r"^(?:vlm\.)?(?:model\.)?(vision_model|connector|text_model)\.": r"vlm.\1.",
+    r"^(?:custom_text_proj|linear)\.": "embedding_proj_layer.",
 }
-"""Names of weights in `ColQwen2ForRetrieval`, by patterns of their names in these folders."""
+"""Names of weights in these classes, by patterns of their names in these folders."""
 
-_LAYERS: Final = ("custom_text_proj.weight", "embedding_proj_layer.weight")
-"""Name of the linear layer: that of colpali-engine, and that of transformers."""
+_LAYERS: Final = ("custom_text_proj.weight", "embedding_proj_layer.weight", "linear.weight")
+"""Name of the linear layer: that of colpali-engine, that of transformers, and that of ColIdefics3."""
 
 
 def with_engine_config(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of a folder as that of a `ColQwen2ForRetrieval`.
+    """Return the config of a folder as that of a retriever of transformers.
 
     Args:
         path: The folder.
@@ -50,9 +61,10 @@ def with_engine_config(path: Path, config: Mapping[str, Any]) -> Mapping[str, An
     body = {name: value for name, value in config.items() if name not in ("auto_map", "architectures")}
     if body["model_type"] == OWN_CLASS:
         body["model_type"] = ENGINE_RETRIEVERS["ColQwen3"]
+    kind = "colmodernvbert" if body["model_type"] in TILED_RETRIEVERS.values() else "colqwen2"
     return {
-        "model_type": "colqwen2",
-        "architectures": ["ColQwen2ForRetrieval"],
+        "model_type": kind,
+        "architectures": [_DESCRIBED[kind]],
         "vlm_config": body,
         "embedding_dim": _projection_width(path),
     }
@@ -60,7 +72,8 @@ def with_engine_config(path: Path, config: Mapping[str, Any]) -> Mapping[str, An
 
 def is_engine_config(config: Mapping[str, Any], file: Mapping[str, Any]) -> bool:
     """True if `config` is made by `with_engine_config` from the content of `config.json`."""
-    return config.get("model_type") == "colqwen2" and file.get("model_type") != "colqwen2"
+    kind = config.get("model_type")
+    return kind in _DESCRIBED and file.get("model_type") != kind
 
 
 def files_with(path: Path, name: str) -> tuple[Path, ...]:

@@ -16,10 +16,10 @@ from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.common_files import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_RETRIEVERS, OWN_CLASS, with_engine_config
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
+from staged_pool.runtime.models.folders.tiled_retrievers import ignored_texts, is_tiled_retriever, read_tiled_folder
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, RoleSettings
-from staged_pool.runtime.models.tokenizing.chat import without_special_tokens
 from staged_pool.stages.errors import ConfigError
 
 VISION_CHAT_MODELS: Final[Mapping[str, str]] = {
@@ -29,7 +29,7 @@ VISION_CHAT_MODELS: Final[Mapping[str, str]] = {
 }
 """Models that read conversations with images: `model_type`, and prefix of the class name in transformers."""
 
-PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval")
+PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval", "ColModernVBertForRetrieval")
 """Transformers classes of page retrievers."""
 
 _QWEN3_FORM: Final = ConversationForm(
@@ -58,8 +58,10 @@ _EXPANSIONS: Final = 10
 def is_page_retriever(config: Mapping[str, Any]) -> bool:
     """True for the `config.json` of a page retriever."""
     name = class_name(config)
-    return name in PAGE_RETRIEVERS or (
-        name in ENGINE_RETRIEVERS and config.get("model_type") in (ENGINE_RETRIEVERS[name], OWN_CLASS)
+    return (
+        name in PAGE_RETRIEVERS
+        or is_tiled_retriever(config)
+        or (name in ENGINE_RETRIEVERS and config.get("model_type") in (ENGINE_RETRIEVERS[name], OWN_CLASS))
     )
 
 
@@ -137,6 +139,8 @@ def read_page_folder(path: Path) -> ModelFolder:
         ConfigError: A file is missing or malformed; the message names it.
     """
     config = read_body_config(path, root=path)
+    if is_tiled_retriever(config):
+        return read_tiled_folder(path, config)
     processor = JsonFile.read(path / "processor_config.json", root=path) or JsonFile.empty()
     padding = read_special_token(path, "pad_token", root=path)
     if padding is None:
@@ -173,7 +177,9 @@ def read_page_folder(path: Path) -> ModelFolder:
         max_seq_length=read_transformer_settings(path, root=path).positive("max_seq_length"),
         prompts={"query": processor.get("query_prefix", str, None) or prefix},
         roles=roles,
-        images=ImageSpec(frame=around, takes_conversations=False, pixels=pixels, ignored_texts=_ignored_texts(page)),
+        images=ImageSpec(
+            frame=around, takes_conversations=False, pixels=pixels, ignored_texts=ignored_texts(page, _IMAGE)
+        ),
     )
 
 
@@ -189,12 +195,3 @@ def _split_page() -> tuple[str, str]:
     """Return the usual prompt of a page up to its end mark, and the rest."""
     before, end, after = _QWEN_PAGE.partition("<|im_end|>")
     return before, end + after
-
-
-def _ignored_texts(page: str) -> tuple[str, ...]:
-    """Texts that a client may send beside a page: the visual prompt, or only its part after the image.
-
-    vLLM's examples send the latter.
-    """
-    suffix = page.partition(_IMAGE)[2] or page
-    return tuple(dict.fromkeys(without_special_tokens(part) for part in (suffix, page)))

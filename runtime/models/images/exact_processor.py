@@ -10,7 +10,7 @@ from PIL import Image
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import PixelRange
+from staged_pool.runtime.models.images.sizes import PixelRange, TileGrid
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.stages.errors import UnusableMedia
 
@@ -30,6 +30,8 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
     if isinstance(resize := settings.resize, PixelRange):  # the folder may set other limits than its processor
         size = {"shortest_edge": resize.min_pixels, "longest_edge": resize.max_pixels}
         arguments = {"size": size, **arguments}
+    if isinstance(resize, TileGrid):
+        arguments = {"return_row_col_info": True, **arguments}
     try:
         made = processor(images=image, return_tensors="np", **arguments)
     except (*MISUSE_ERRORS, ArithmeticError, SystemExit) as error:  # code of a model folder may call `sys.exit`
@@ -43,6 +45,9 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
         if repeats > 1:  # all frames of a still image are equal: the device repeats them
             values = values.reshape(len(values), 3, repeats, -1)[:, :, 0].reshape(len(values), -1)
         return Pixels(np.ascontiguousarray(values), (high, wide))
+    if "rows" in made:  # none of an image that is not cut
+        high, wide = (max(1, int(np.asarray(made[name]).item())) for name in ("rows", "cols"))
+        return Pixels(np.ascontiguousarray(values[0]), (high, wide))
     if "spatial_shapes" in made:
         high, wide = map(int, made["spatial_shapes"][0])
         return Pixels(np.ascontiguousarray(values[0, : high * wide]), (high, wide))

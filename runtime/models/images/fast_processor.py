@@ -14,7 +14,8 @@ from torch import Tensor
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import Size, begins_with_columns
+from staged_pool.runtime.models.images.sizes import Size, TileGrid, begins_with_columns
+from staged_pool.runtime.models.images.tiles import read_tiles
 from staged_pool.runtime.models.images.zero_copy import rgbx_pixels, shared_pixels
 from staged_pool.runtime.models.kernels.torch_threads import use_threads
 
@@ -30,6 +31,8 @@ def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings)
     Raises:
         UnusableMedia: The file is damaged.
     """
+    if isinstance(settings.resize, TileGrid):
+        return read_tiles(image.whole() if isinstance(image, Decoded) else image, settings.resize)
     # Preprocess calls run concurrently, so each gets one thread. The number also becomes the initial one of later
     # threads, but the device's threads set theirs before every forward.
     use_threads(1)

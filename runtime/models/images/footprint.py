@@ -27,6 +27,9 @@ _STRIP: Final = 40
 _WHOLE: Final = 4
 """Bytes a pixel of an RGB image."""
 
+_TILED: Final = 18
+"""Bytes a pixel of all tiles: the image after both resizes, its array, the tiles, and a copy with the whole image."""
+
 _PROCESSOR: Final = 10
 """Bytes an input pixel that an image processor of transformers needs: two arrays and an image."""
 
@@ -61,6 +64,11 @@ def fast_memory(size: Size, target: Size) -> int:
     between = target[0] * width if begins_with_columns(size, target) else height * target[1]
     strip = min(height * width, max(STRIP_PIXELS, height, width))
     return _WHOLE * between + 3 * _WHOLE * target[0] * target[1] + _STRIP * strip
+
+
+def tiles_memory(size: Size, target: Size) -> int:
+    """Return the bytes that cutting into tiles takes beside the decoded image; see `fast_memory`."""
+    return _WHOLE * size[0] * size[1] + _TILED * target[0] * target[1]
 
 
 def exact_memory(size: Size, target: Size) -> int:

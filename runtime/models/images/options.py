@@ -9,7 +9,15 @@ from typing import Final
 from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import WHITE, Colour
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, ShortestEdge, Size, check_aspect
+from staged_pool.runtime.models.images.sizes import (
+    FixedSize,
+    PatchBudget,
+    PixelRange,
+    ShortestEdge,
+    Size,
+    TileGrid,
+    check_aspect,
+)
 from staged_pool.stages.errors import InvalidInput, InvalidSetting, TooLarge, shortened
 
 PARAM: Final = "mm_processor_kwargs"
@@ -20,6 +28,7 @@ _BACKGROUND: Final = "rgba_background_color"
 _FIXED: Final = ("do_center_crop", "do_resize", "size", "crop_size")
 _RANGE: Final = ("do_resize", "max_pixels", "min_pixels", "size")
 _BUDGET: Final = ("do_resize", "max_num_patches")
+_TILES: Final = ("do_image_splitting", "size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class OptionsReader:
                     known = _RANGE
                 case PatchBudget():
                     known = _BUDGET
+                case TileGrid():
+                    known = _TILES
                 case _:
                     known = _FIXED
         self.known = (*known, _BACKGROUND)
@@ -96,6 +107,8 @@ class OptionsReader:
             settings, arguments = self._range(resize, options)
         elif isinstance(resize, PatchBudget):
             settings, arguments = self._budget(resize, options)
+        elif isinstance(resize, TileGrid):
+            settings, arguments = self._tiles(resize, options)
         else:
             settings, arguments = self._fixed(options)
         return ImageOptions(settings, background, arguments)
@@ -154,6 +167,22 @@ class OptionsReader:
         return replace(self._settings, resize=resize), {
             "do_resize": resize is not None,
             "max_num_patches": most if resize else folder.max_patches,
+        }
+
+    def _tiles(self, folder: TileGrid, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
+        longest = folder.longest
+        if "size" in options:
+            if not longest:
+                raise _invalid_option("The image option size is not known: the model keeps the size of images.")
+            given = _mapping(options, "size", ("longest_edge",))
+            longest = _whole(given.get("longest_edge"), "size: longest_edge", folder.longest)
+        cuts = _flag(options, "do_image_splitting", folder.cuts)
+        if cuts and not folder.cuts:
+            raise _invalid_option("The image option do_image_splitting must be false: the model cuts no images.")
+        resize = replace(folder, longest=longest, cuts=cuts)
+        return replace(self._settings, resize=resize), {
+            "do_image_splitting": cuts,
+            **({"size": {"longest_edge": longest}} if longest else {}),
         }
 
     def _fixed(self, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:

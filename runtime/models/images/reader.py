@@ -17,11 +17,11 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
-from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
+from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory, tiles_memory
 from staged_pool.runtime.models.images.options import ImageOptions, OptionsReader
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
-from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.sizes import Size, TileGrid
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.runtime.workers.jobs import JobFailed, WorkerDied
@@ -121,18 +121,23 @@ class ImageReader:
         Pillow.new("RGB", _USUAL_PIXELS, (128, 128, 128)).save(file, "PNG")
         self.read_alone(file.getvalue())
 
-    def patches(self, image: Image) -> int | None:
-        """Return the `patches` of the prepared image. The fast path reads only the header.
+    def grid(self, image: Image) -> Size | None:
+        """Return the `grid` of the prepared image. The fast path reads only the header.
 
         Raises:
             InvalidInput: An error of `read`. The fast path does not find damage after the header.
         """
         options = self._options.read(image.options)
         if self.reason is not None:
-            return self.prepare(_content(image), options).patches  # without the cache: the scope is unknown
+            return self.prepare(_content(image), options).grid  # without the cache: the scope is unknown
         encoded = Encoded(_content(image), self._limits)
         target, edge = self._options.check(options, encoded.size), options.settings.patch_size
-        return None if edge is None else (target[0] // edge) * (target[1] // edge)
+        return None if edge is None else (target[0] // edge, target[1] // edge)
+
+    def patches(self, image: Image) -> int | None:
+        """Return the `patches` of the prepared image; see `grid`."""
+        grid = self.grid(image)
+        return None if grid is None else math.prod(grid)
 
     @property
     def cache(self) -> ImageCacheStatistics | None:
@@ -198,7 +203,8 @@ class ImageReader:
         return encoded, None
 
     def _memory(self, encoded: Encoded, options: ImageOptions) -> int:
-        beside = fast_memory if self.reason is None else exact_memory
+        beside = tiles_memory if isinstance(options.settings.resize, TileGrid) else fast_memory
+        beside = beside if self.reason is None else exact_memory
         ways = [encoded.size, encoded.size[::-1]]  # the orientation may be known only after decoding
         return encoded.memory + max(beside(size, self._made(options, size)) for size in ways)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["planes", "channels first", "channels last"]
+Layout = Literal["planes", "tiles", "channels first", "channels last"]
 """Layout of `Pixels.values`.
 
 - `planes`: images, [3, height, width].
+- `tiles`: several images of one size, [tiles, 3, height, width], as in Idefics3.
 - `channels first`: patches, the pixels of each channel together, as in Qwen2-VL.
 - `channels last`: patches, the channels of each pixel together, as in SigLIP2.
 """
@@ -29,4 +30,5 @@ class Scale:
 
     @property
     def patches(self) -> bool:
+        """True if images have rows of their own: patches, or tiles."""
         return self.layout != "planes"

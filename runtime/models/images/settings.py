@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from staged_pool.runtime.models.images.scale import Scale
-from staged_pool.runtime.models.images.sizes import FixedSize, PatchBudget, PixelRange, Resize, ShortestEdge, Size
+from staged_pool.runtime.models.images.scale import Layout, Scale
+from staged_pool.runtime.models.images.sizes import (
+    FixedSize,
+    PatchBudget,
+    PixelRange,
+    Resize,
+    ShortestEdge,
+    Size,
+    TileGrid,
+)
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
@@ -15,6 +23,10 @@ Resample: TypeAlias = Literal["bilinear", "bicubic"]
 
 _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
 """Resampling filters that torch supports for bytes, by Pillow's number."""
+
+
+_TILED: Final = ("Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil")
+"""Processors that cut images into tiles, by name: transformers 5.4 lacks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +46,7 @@ class ImageSettings:
     crop: Size | None
     """Height and width of the center crop. A smaller image is padded with zeros. None: no crop."""
     patch_size: int | None = None
-    """Edge of a patch in pixels, for models that take images of any shape. None: all images have one size."""
+    """Edge of a patch or tile in pixels, for images of any shape. None: all images have one size."""
     merge_size: int = 1
     """Patches along one edge that become one token of a language model. `Pixels.grid` is a multiple of it."""
     scale: Scale
@@ -182,6 +194,8 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
         return _qwen(folder, processor, name)
     if kind is Siglip2ImageProcessorPil:
         return _naflex(folder, processor, name)
+    if kind.__name__ in _TILED and kind.__module__.startswith("transformers."):
+        return _tiled(folder, processor, name)
     if kind is FloatResizeProcessor:
         return _not_understood(folder, kind.__name__, "it resizes in floating point")
     steps = ("preprocess", "_preprocess", "resize", "center_crop", "rescale", "normalize", "process_image",
@@ -247,6 +261,26 @@ def _naflex(folder: Path, processor: Any, name: str) -> ImageSettings:
     )
 
 
+def _tiled(folder: Path, processor: Any, name: str) -> ImageSettings:
+    tile = _positive(dict(processor.max_image_size).get("longest_edge"), "max_image_size: longest_edge", name)
+    given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
+    unknown = [] if given.keys() == {"longest_edge"} else [f"size has {', '.join(sorted(given)) or 'nothing'}"]
+    longest = 0
+    if processor.do_resize and not unknown:
+        longest = _positive(given["longest_edge"], "size: longest_edge", name)
+    resample = 1 if processor.resample is None else int(processor.resample)
+    return ImageSettings(
+        folder=folder,
+        processor=type(processor).__name__,
+        resize=TileGrid(longest, tile, bool(processor.do_image_splitting), resample),
+        resample=None,
+        crop=None,
+        patch_size=tile,
+        scale=_scale(processor, name, layout="tiles"),
+        unknown="; ".join(unknown) or None,
+    )
+
+
 def _settings(
     folder: Path,
     processor: Any,
@@ -287,9 +321,7 @@ def _not_understood(folder: Path, processor: str, why: str) -> ImageSettings:
     )
 
 
-def _scale(
-    processor: Any, name: str, layout: Literal["planes", "channels first", "channels last"] = "planes", repeats: int = 1
-) -> Scale:
+def _scale(processor: Any, name: str, layout: Layout = "planes", repeats: int = 1) -> Scale:
     rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
     if not processor.do_normalize:
         return Scale((rescale,) * 3, (0.0, 0.0, 0.0), layout, repeats)

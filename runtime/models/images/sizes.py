@@ -15,6 +15,9 @@ from staged_pool.stages.errors import UnusableMedia
 
 Size: TypeAlias = tuple[int, int]
 
+_MOST_TILED: Final = 4096
+"""Longest edge of an image before it is cut into tiles, in pixels: `MAX_IMAGE_SIZE` of Idefics3 in transformers."""
+
 MAX_ASPECT: Final = 200
 """Largest ratio of the longer edge to the shorter, as in Qwen2-VL.
 
@@ -107,7 +110,59 @@ class PatchBudget:
         return tall, wide
 
 
-Resize: TypeAlias = ShortestEdge | FixedSize | PixelRange | PatchBudget
+@dataclass(frozen=True, slots=True)
+class TileGrid:
+    """Resizes to a grid of square tiles, and cuts them out (Idefics3).
+
+    The longer edge first gets a fixed length. Then both edges grow to whole tiles. An image of several tiles is also
+    seen as a whole, in one more tile.
+    """
+
+    longest: int
+    """Length of the longer edge before the image is brought to whole tiles, in pixels. 0: the image keeps its size."""
+    tile: int
+    """Edge of a tile in pixels."""
+    cuts: bool
+    """Cut the image into tiles. False: it becomes one tile."""
+    resample: int
+    """Pillow's number of the resampling filter."""
+
+    def first(self, size: Size) -> Size:
+        """Return the size before the image is brought to whole tiles."""
+        if not self.longest:
+            return size
+        height, width = size
+        ratio = width / height
+        if width >= height:
+            high, wide = int(self.longest / ratio), self.longest
+            high += high % 2
+        else:
+            high, wide = self.longest, int(self.longest * ratio)
+            wide += wide % 2
+        high, wide = max(high, 1), max(wide, 1)
+        ratio = wide / high
+        if wide >= high and wide > _MOST_TILED:
+            high, wide = int(_MOST_TILED / ratio), _MOST_TILED
+        elif high > wide and high > _MOST_TILED:
+            high, wide = _MOST_TILED, int(_MOST_TILED * ratio)
+        return max(high, 1), max(wide, 1)
+
+    def of(self, size: Size) -> Size:
+        if not self.cuts:
+            return self.tile, self.tile
+        height, width = self.first(size)
+        ratio = width / height
+        if width >= height:
+            wide = self._whole(width)
+            return self._whole(int(wide / ratio)), wide
+        high = self._whole(height)
+        return high, self._whole(int(high * ratio))
+
+    def _whole(self, edge: int) -> int:
+        return max(1, math.ceil(edge / self.tile)) * self.tile
+
+
+Resize: TypeAlias = ShortestEdge | FixedSize | PixelRange | PatchBudget | TileGrid
 
 
 def check_aspect(size: Size) -> None:

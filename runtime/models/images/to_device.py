@@ -26,8 +26,8 @@ def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str
         dtype: Data type of the result.
 
     Returns:
-        [images, 3, height, width]; or [patches, values of a patch], one image after the other. Patches and values have
-        the order of transformers.
+        [images or tiles, 3, height, width]; or [patches, values of a patch], one image after the other. Patches and
+        values have the order of transformers.
     """
     parts = [_part(run, scale, device) for run in _runs(pixels)]
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -63,7 +63,7 @@ def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) ->
 def _scaled(values: Tensor, scale: Scale, device: torch.device | str) -> Tensor:
     factor, bias = (_on_device(three, torch.device(device)) for three in (scale.factor, scale.bias))
     match scale.layout:
-        case "planes":
+        case "planes" | "tiles":
             return torch.addcmul(bias.view(3, 1, 1), values.float(), factor.view(3, 1, 1))
         case "channels first":
             shaped = values.view(values.shape[0], 3, -1).float()

@@ -6,6 +6,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TileTexts:
+    """Texts around the tiles of an image, from Idefics3's processor of transformers."""
+
+    image: str = "<image>"
+    """Token that stands for each vector of a tile."""
+    around: str = "<fake_token_around_image>"
+    """Token before each tile, and after the last one."""
+    whole: str = "<global-img>"
+    """Text before the tile of the whole image."""
+    of_tile: str = "<row_{row}_col_{column}>"
+    """Text before another tile, whose row and column count from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
     """Image input of a language model: image vectors replace image tokens, several per image."""
 
@@ -17,6 +31,8 @@ class ImageSpec:
     """Fewest and most pixels of a resized image. None: as the image processor says."""
     ignored_texts: tuple[str, ...] = ()
     """Texts that may accompany an image without conversations: `frame` has them already, so they are ignored."""
+    tiles: TileTexts | None = None
+    """Texts around the tiles of an image. None: an image is not cut into tiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

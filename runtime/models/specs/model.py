@@ -11,7 +11,6 @@ from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
 EndPooling: TypeAlias = Literal["end"]
 """CLIP's pooling: the vector of the first token that has the end token's id."""
 
@@ -203,6 +202,8 @@ class RoleSettings:
     """A token whose vector is dropped if it is the first, such as `<s>`."""
     frame: tuple[str, str] | None = None
     """Text before and after the input, instead of the tokenizer's special tokens. None: the special tokens."""
+    keeps_special_tokens: bool = False
+    """Put the tokenizer's special tokens around `frame`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +267,6 @@ class PairPieces:
 
 PairForm: TypeAlias = PairTemplate | PairPieces
 """The prompt of an LLM reranker."""
-
 
 DecidedBy: TypeAlias = Literal["folder", "assumed", "user"]
 """Source of the decision to use the transformer's vectors without a head of the checkpoint.

@@ -6,6 +6,7 @@ image tokens by image vectors, so the token is repeated here once per vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain, repeat
@@ -13,12 +14,13 @@ from typing import TypeAlias, TypeVar
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.specs.conversation import ImageSpec
-from staged_pool.runtime.models.tokenizing.chat import plain_text, without_special_tokens
 from staged_pool.runtime.models.tokenizing.limits import check_own_limit, check_text, token_limit, too_long_error
+from staged_pool.runtime.models.tokenizing.page_prompts import PagePrompt, only_image, page_prompt
 from staged_pool.runtime.models.tokenizing.pending_pairs import no_room_error
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import common_prefix
-from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.videos.reader import VideoReader
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
@@ -58,9 +60,9 @@ class MultimodalReader:
         self._tokenizer = tokenizer
         self._images = images
         self.videos = videos
-        self._frame: SpecialTokens | None = None
+        self._page_prompt: PagePrompt | None = None
         if spec.frame is not None:
-            self._frame = read_frame(spec.frame, tokenizer.shared.tokenizer)
+            self._page_prompt = page_prompt(tokenizer.shared.tokenizer, spec, layout)
         self._check_image_token()
 
     def _check_image_token(self) -> None:
@@ -70,9 +72,9 @@ class MultimodalReader:
             ConfigError: The count differs: config.json and the tokenizer disagree about the image token.
         """
         image = self.layout.image_token
-        if self._frame is not None:
-            count, place = [*self._frame.prefix, *self._frame.suffix].count(image), "the text around an image"
-            expected = 0
+        if self._page_prompt is not None:
+            count, place = self._page_prompt.ids((1, 1)).count(image), "the text around an image"
+            expected = self.layout.tokens_of(1)
         elif self._tokenizer.settings.needs_pairs:
             pair = ImagePair(first=(Image(b""),), second=(Image(b""),))
             try:
@@ -107,9 +109,10 @@ class MultimodalReader:
         Raises:
             InvalidInput: The model does not accept the conversation, one of its images, or their number.
         """
-        if not self.spec.takes_conversations:
-            (count,) = self._each_image([_only_image(chat, self.spec.ignored_texts)], "messages", self._count, int)
-            ids = self._framed(count)
+        if self._page_prompt is not None:
+            shown = [only_image(chat, self.spec.ignored_texts)]
+            (grid,) = self._each_image(shown, "messages", self._images.grid, self._tokens_of)
+            ids = self._page_prompt.ids(grid)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
         found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
@@ -120,8 +123,8 @@ class MultimodalReader:
 
     def _read(self, given: ModelInput) -> ReadInput:
         try:
-            if not self.spec.takes_conversations:
-                sequence = self._page(given)
+            if self._page_prompt is not None:
+                sequence = self._page(given, self._page_prompt)
             elif isinstance(given.source, ImagePair):
                 sequence = self._pair(given, given.source)
             elif isinstance(given.source, Image):
@@ -135,17 +138,12 @@ class MultimodalReader:
             return error
         return Prepared(sequence, tokens=len(sequence.ids), batch_key=("image", given.outputs))
 
-    def _page(self, given: ModelInput) -> TokenSequence:
+    def _page(self, given: ModelInput, prompt: PagePrompt) -> TokenSequence:
         """Prepare a single image, inside the prompt that the model was trained with."""
-        images = self._prepared(given, [_only_image(given.source, self.spec.ignored_texts)], "input")
-        ids = self._framed(self._tokens(images[0]))
+        images = self._prepared(given, [only_image(given.source, self.spec.ignored_texts)], "input")
+        ids = prompt.ids(images[0].grid)
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=images)
-
-    def _framed(self, count: int) -> TokenIds:
-        """Build the ids of one image: `count` image tokens inside the frame."""
-        assert self._frame is not None
-        return [*self._frame.prefix, *repeat(self.layout.image_token, count), *self._frame.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
         """Prepare a conversation by the chat template. A prompt becomes a system message, except for a single image."""
@@ -226,6 +224,9 @@ class MultimodalReader:
 
     def _tokens(self, pixels: Pixels) -> int:
         return self.layout.tokens_of(pixels.patches)
+
+    def _tokens_of(self, grid: Size | None) -> int:
+        return self.layout.tokens_of(None if grid is None else math.prod(grid))
 
     def _count(self, image: Image) -> int:
         patches = self._video_reader().patches(image) if isinstance(image, Video) else self._images.patches(image)
@@ -324,23 +325,3 @@ def _frame_of(ids: TokenIds, usual: SpecialTokens) -> SpecialTokens:
 def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
     """Repeat each value by its own count."""
     return list(chain.from_iterable(map(repeat, values, times)))
-
-
-def _only_image(source: object, ignored_texts: Sequence[str]) -> Image:
-    """The single image of an input; an ignored text may stand beside it.
-
-    Raises:
-        InvalidInput: The input has other content.
-    """
-    match source:
-        case Image():
-            return source
-        case TextInput(source=Chat() as chat) | (Chat() as chat):
-            if len(chat.images) == 1 and without_special_tokens(plain_text(chat)) in ("", *ignored_texts):
-                return chat.images[0]
-    known = " or ".join(repr(text) for text in ignored_texts)
-    raise InvalidInput(
-        "The model reads one image or one text at a time, and no conversations of both. The only text allowed beside "
-        f"an image is the model's own prompt: {known}.",
-        param="messages",
-    )

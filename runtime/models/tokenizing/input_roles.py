@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import Role, TokenSequence
 from staged_pool.runtime.models.specs.model import ModelFolder, RoleSettings
-from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, find_special_tokens, read_frame
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.runtime.spans import NO_TEXT, Span
 from staged_pool.runtime.tokens import TokenIds
@@ -213,11 +213,21 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
         # A word outside the vocabulary is left out: as the unknown token it would drop all unknown words.
         skipped=frozenset(i for i in map(tokenizer.token_to_id, settings.skipped) if i is not None),
         skipped_first=tokenizer.token_to_id(settings.skipped_first) if settings.skipped_first else None,
-        frame=None if settings.frame is None else read_frame(settings.frame, tokenizer),
+        frame=_frame(settings, tokenizer),
     )
     if wrong := [i for i in (*spec.marker, spec.expansion) if i >= vocabulary]:
         raise ConfigError(f"token id {wrong[0]} marks or expands a {role}, but the model has only {vocabulary}")
     return spec
+
+
+def _frame(settings: RoleSettings, tokenizer: Tokenizer) -> SpecialTokens | None:
+    if settings.frame is None:
+        return None
+    frame = read_frame(settings.frame, tokenizer)
+    if not settings.keeps_special_tokens:
+        return frame
+    special = find_special_tokens(tokenizer)
+    return SpecialTokens([*special.prefix, *frame.prefix], [*frame.suffix, *special.suffix])
 
 
 def _known_marker(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:

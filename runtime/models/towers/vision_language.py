@@ -89,7 +89,15 @@ def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:
             f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
             f"but config.json: spatial_merge_size={layout.merge}"
         )
-    return ImageEmbedder(loaded.base, layout, reader.scale, _sample(reader))
+    sample = _sample(reader)
+    if layout.tiled:
+        edge, made = loaded.base.config.vision_config.image_size, sample.values.shape
+        if len(made) != 4 or made[2:] != (edge, edge):
+            raise ConfigError(
+                f"preprocessor_config.json: {reader.settings.processor} makes values of the shape {[*made]}, but "
+                f"config.json asks for tiles of {edge} x {edge} pixels (max_image_size)"
+            )
+    return ImageEmbedder(loaded.base, layout, reader.scale, sample)
 
 
 def _sample(reader: ImageReader) -> Pixels:

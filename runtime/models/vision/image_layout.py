@@ -7,14 +7,18 @@ section 2.1, https://arxiv.org/abs/2409.12191).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.stages.errors import ConfigError
+
+SHUFFLES: Final[Mapping[str, str]] = {"idefics3": "scale_factor", "modernvbert": "pixel_shuffle_factor"}
+"""Models of tiles by `model_type`, and the field with the patches merged along an edge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,20 +30,24 @@ class ImageLayout:
     merge: int | None
     """Patches along one edge that become one token. None: all images have one size and `tokens` tokens."""
     tokens: int
-    """Tokens of an image, if all images have one size."""
+    """Tokens of an image, if all images have one size; or of a tile."""
     grid_positions: bool
     """Image tokens are numbered by rows and columns, instead of one after the other."""
     video_token: int | None = None
     """Id of the token whose places the vectors of a video take. None: the model reads no videos."""
+    tiled: bool = False
+    """Images are tiles of `tokens` tokens, with texts between them. Several are followed by one of the whole image."""
     positions_per_second: float | None = None
     """Positions in time for each second of a video. None: one for each step, whatever its length."""
 
     def tokens_of(self, patches: int | None) -> int:
-        """Return the number of tokens of an image.
+        """Return the number of image tokens of an image.
 
         Args:
             patches: Its number of patches, see `Pixels.patches`.
         """
+        if self.tiled and patches is not None:
+            return self.tokens * (patches + 1 if patches > 1 else 1)
         return self.tokens if self.merge is None or patches is None else patches // self.merge**2
 
 
@@ -70,6 +78,10 @@ def read_image_layout(config: Any, rows: int) -> ImageLayout:
     if config.model_type == "paligemma":
         edge = config.vision_config.image_size // config.vision_config.patch_size
         return ImageLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False)
+    if config.model_type in SHUFFLES:
+        shuffle = getattr(config, SHUFFLES[config.model_type])
+        edge = config.vision_config.image_size // config.vision_config.patch_size // shuffle
+        return ImageLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False, tiled=True)
     raise ConfigError(f"config.json: model_type={config.model_type!r} is not supported with images between texts")
 
 

@@ -21,7 +21,14 @@ from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write
 from tests.models.tiny.multi_vector import MULTI_VECTOR
 from tests.models.tiny.prompted import PROMPTED
 from tests.models.tiny.sparse import SPARSE
-from tests.models.tiny.vision_language import ENGINE_PAGES, PAGES, QWEN3_VL, SEEING, VISION_LANGUAGE
+from tests.models.tiny.vision_language import (
+    ENGINE_PAGES,
+    PAGES,
+    QWEN3_VL,
+    SEEING,
+    TILED_PAGES,
+    VISION_LANGUAGE,
+)
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe, unigram, word_piece
 from tests.needed import skip_below
 
@@ -42,6 +49,7 @@ EVERY: Mapping[str, Body] = {
     **VISION_LANGUAGE,
     **QWEN3_VL,
     **ENGINE_PAGES,
+    **TILED_PAGES,
 }
 """Each kind of model that can be built, by name."""
 
@@ -50,7 +58,7 @@ NEEDS: Mapping[str, str] = {
     "colpali": "5.5",  # whose language model stands apart
     "nomic-matryoshka": "5.5",  # the first with NomicBertModel
     **dict.fromkeys(
-        ("siglip2-naflex", "qwen2-vl", "qwen2.5-vl", "colqwen2", *QWEN3_VL, *ENGINE_PAGES), "5.5"
+        ("siglip2-naflex", "qwen2-vl", "qwen2.5-vl", "colqwen2", *QWEN3_VL, *ENGINE_PAGES, *TILED_PAGES), "5.5"
     ),  # processors without torchvision
 }
 """Kinds that the oldest transformers cannot make, by the first version that can."""
@@ -91,6 +99,7 @@ __all__ = [
     "PROMPTED",
     "SEEING",
     "SPARSE",
+    "TILED_PAGES",
     "TOKEN_CLASSIFIERS",
     "TWO_TOWERS",
     "VISION_LANGUAGE",

@@ -11,7 +11,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.models.tiny.bodies import WIDTH, Body, save, widen
+from tests.models.tiny.bodies import WIDTH, Body, modernbert_config, save, widen
 from tests.models.tiny.layout import edit_json, write_json, write_modules, write_prompts
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe
 
@@ -408,6 +408,105 @@ def _colqwen3(folder: Path) -> None:
     settings = {"patch_size": QWEN3_PATCH, "size": pixels, "min_pixels": None, "max_pixels": None}
     edit_json(folder / "preprocessor_config.json", **settings, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
+
+TILE: Final = 32
+"""Edge of a tile, in pixels."""
+TILED_LONGEST: Final = 80
+"""Longest edge of an image before it is brought to whole tiles."""
+_SHUFFLE: Final = 2
+
+
+def _tile_tokenizer(begin: str, end: str, rows: int = 2) -> hf.PreTrainedTokenizerFast:
+    """Only tiles of the first rows have tokens of their own: others are written in words, as in real folders."""
+    tokenizer = byte_bpe(begin=begin, end=end)
+    named = [f"<row_{row + 1}_col_{column + 1}>" for row in range(rows) for column in range(3)]
+    special = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<|im_start|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special, *named]})
+    tokenizer.model_max_length = 512
+    return tokenizer
+
+
+def _tile_vision(**others: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": TILE,
+        "patch_size": 8,
+        **others,
+    }
+
+
+def _write_tile_settings(folder: Path, processor: str, **others: Any) -> None:
+    """As folders of the family have it: bilinear or Lanczos resizing, and 13 or 17 tiles of a page."""
+    image_processor = {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "do_image_splitting": True,
+        "do_pad": True,
+        "max_image_size": {"longest_edge": TILE},
+        "size": {"longest_edge": TILED_LONGEST},
+        "resample": 1,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "do_convert_rgb": True,
+        "processor_class": processor,
+    }
+    write_json(folder / "preprocessor_config.json", image_processor)
+    tokens = (TILE // 8 // _SHUFFLE) ** 2
+    write_json(folder / "processor_config.json", {"processor_class": processor, "image_seq_len": tokens, **others})
+
+
+def _colmodernvbert(folder: Path) -> None:
+    """ColModernVBertForRetrieval of transformers: a ModernBERT, so tokens see the tiles after them."""
+    tokenizer = _tile_tokenizer("<s>", "</s>")
+    text = modernbert_config(len(tokenizer)).to_dict() | {"model_type": "modernbert", "max_position_embeddings": 512}
+    body = hf.ModernVBertConfig(
+        text_config=text,
+        vision_config=_tile_vision(model_type="siglip_vision_model", vision_use_head=False),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=_SHUFFLE,
+    )
+    model = hf.ColModernVBertForRetrieval(hf.ColModernVBertConfig(vlm_config=body, embedding_dim=PAGE_WIDTH))
+    _widen(model)
+    save(folder, model, tokenizer)
+    _write_tile_settings(folder, "ColModernVBertProcessor")
+
+
+def _colidefics3(folder: Path) -> None:
+    """ColIdefics3 of colpali-engine: a Llama that sees tiles, and one more layer."""
+    tokenizer = _tile_tokenizer("", "")
+    text = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+        "pad_token_id": 1,
+    }
+    body = hf.Idefics3Model(
+        hf.Idefics3Config(
+            text_config=text,
+            vision_config=_tile_vision(),
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            scale_factor=_SHUFFLE,
+        )
+    )
+    layer = nn.Linear(WIDTH, PAGE_WIDTH)
+    _widen(nn.ModuleList([body, layer]))
+    save(folder, body, tokenizer)
+    names = {f"model.{key}": value.contiguous() for key, value in body.state_dict().items()}
+    names |= {f"linear.{key}": value.contiguous() for key, value in layer.state_dict().items()}
+    save_file(names, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_json(folder / "config.json", architectures=["ColIdefics3"])
+    _write_tile_settings(folder, "ColIdefics3Processor")
+
+
+TILED_PAGES: Mapping[str, Body] = {"colmodernvbert": _colmodernvbert, "colidefics3": _colidefics3}
+"""Page retrievers that see an image in tiles, by name."""
 
 ENGINE_PAGES: Mapping[str, Body] = {"colqwen2.5": _colqwen2_5, "colqwen3": _colqwen3}
 """Page retrievers of colpali-engine, by name."""
