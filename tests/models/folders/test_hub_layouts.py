@@ -267,9 +267,9 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         after(like("dinov2"), claims("SwinModel", model_type="swin")),
         "model_type='swin' reads images, not text: it is not supported; supported image models: clip, ",
     ),
-    "ColModernVBERT": (
-        after(like("bert-plain"), claims("ColModernVBertForRetrieval", model_type="colmodernvbert", vision_config={})),
-        "model_type='colmodernvbert' (ColModernVBertForRetrieval) reads images in a way that is not supported",
+    "Idefics3 without a layer": (
+        after(like("bert-plain"), claims("Idefics3Model", model_type="idefics3", vision_config={})),
+        "model_type='idefics3' (Idefics3Model) reads images in a way that is not supported",
     ),
     "code of its own": (
         after(like("bert-plain"), claims("MineModel", model_type="mine", auto_map=CODE)),
