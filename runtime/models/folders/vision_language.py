@@ -26,6 +26,7 @@ VISION_CHAT_MODELS: Final[Mapping[str, str]] = {
     "qwen2_vl": "Qwen2VL",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen3_vl": "Qwen3VL",
+    "paddleocr_vl": "PaddleOCRVL",
 }
 """Models that read conversations with images: `model_type`, and prefix of the class name in transformers."""
 
@@ -87,6 +88,8 @@ def with_images(folder: ModelFolder) -> ModelFolder:
             f"config.json: architectures={[name]!r} is not supported for model_type={kind!r}, only {', '.join(known)}; "
             f"supported page retrievers: {', '.join(PAGE_RETRIEVERS)}"
         )
+    if kind == "paddleocr_vl":  # its repository brings code from before transformers had the class
+        folder = replace(folder, config={key: value for key, value in folder.config.items() if key != "auto_map"})
     by_script = kind == "qwen3_vl" and not (folder.path / "modules.json").is_file()
     return replace(
         folder,

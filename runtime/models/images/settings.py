@@ -25,6 +25,9 @@ _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
 """Resampling filters that torch supports for bytes, by Pillow's number."""
 
 
+_IN_ROWS: Final = "PaddleOCRVLImageProcessorPil"
+"""Processor that puts patches in rows of the whole image, [patches, 3, edge, edge], by name."""
+
 _TILED: Final = ("Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil")
 """Processors that cut images into tiles, by name: transformers 5.4 lacks them."""
 
@@ -196,6 +199,10 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
         return _naflex(folder, processor, name)
     if kind.__name__ in _TILED and kind.__module__.startswith("transformers."):
         return _tiled(folder, processor, name)
+    if kind.__name__ == _IN_ROWS and kind.__module__.startswith("transformers."):
+        merge = _positive(processor.merge_size, "merge_size", name)
+        unread = _not_understood(folder, kind.__name__, "it puts patches in rows of the whole image")
+        return replace(unread, merge_size=merge, scale=replace(unread.scale, layout="channels first"))
     if kind is FloatResizeProcessor:
         return _not_understood(folder, kind.__name__, "it resizes in floating point")
     steps = ("preprocess", "_preprocess", "resize", "center_crop", "rescale", "normalize", "process_image",

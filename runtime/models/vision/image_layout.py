@@ -66,7 +66,7 @@ def read_image_layout(config: Any, rows: int) -> ImageLayout:
         raise ConfigError(
             f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"
         )
-    if config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+    if config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paddleocr_vl"):
         return ImageLayout(
             image_token=image_token,
             merge=config.vision_config.spatial_merge_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -408,6 +409,58 @@ def _colqwen3(folder: Path) -> None:
     settings = {"patch_size": QWEN3_PATCH, "size": pixels, "min_pixels": None, "max_pixels": None}
     edit_json(folder / "preprocessor_config.json", **settings, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
+
+# As in PaddleOCR-VL's own folder, without answers.
+_OCR_CHAT: Final = (
+    "{{ '<|begin_of_sentence|>' }}{% for message in messages %}{{ 'User: ' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}"
+    "{{ '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+def _paddleocr_vl(folder: Path) -> None:
+    """PaddleOCR-VL with the flat config and the older names of weights of its repository."""
+    tokenizer = chat_bpe(chat_template=_OCR_CHAT, model_max_length=LONGEST)
+    marks = ["<|IMAGE_PLACEHOLDER|>", "<|video_pad|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|begin_of_sentence|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    ids = dict(zip(names, map(int, tokenizer.convert_tokens_to_ids(marks[:4])), strict=True))
+    text = _text_settings(len(tokenizer)) | {"head_dim": 8, "tie_word_embeddings": True, "bos_token_id": 1}
+    vision = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 8 * PATCH,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+    }
+    config = hf.PaddleOCRVLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **ids)
+    model = hf.PaddleOCRVLForConditionalGeneration(config)
+    _widen(model)
+    save(folder, model, tokenizer)
+    weights = {}
+    for name, value in model.state_dict().items():
+        old = name.replace("model.visual.", "visual.").replace("model.projector.", "mlp_AR.")
+        weights[old.replace("model.language_model.", "model.")] = value.contiguous()
+    weights.pop("lm_head.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    flat = json.loads((folder / "config.json").read_text())
+    flat |= {key: value for key, value in flat.pop("text_config").items() if key not in ("model_type", "dtype")}
+    flat["vision_config"]["model_type"] = "paddleocr_vl"
+    own = {"AutoModel": "modeling_paddleocr_vl.PaddleOCRVLForConditionalGeneration"}
+    write_json(folder / "config.json", {**flat, "auto_map": own})
+    fewest, most = (count * (PATCH * MERGE) ** 2 for count in (4, 40))
+    settings = {"image_processor_type": "PaddleOCRVLImageProcessor", "patch_size": PATCH, "merge_size": MERGE}
+    pixels = {"temporal_patch_size": 1, "min_pixels": fewest, "max_pixels": most}
+    write_json(folder / "preprocessor_config.json", {**settings, **pixels})
+
+
+OCR: Mapping[str, Body] = {"paddleocr-vl": _paddleocr_vl}
+"""Models that were trained to read pages aloud, by name."""
 
 TILE: Final = 32
 """Edge of a tile, in pixels."""
