@@ -26,7 +26,7 @@ _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
 
 
 _IN_ROWS: Final = "PaddleOCRVLImageProcessorPil"
-"""Processor that puts patches in rows of the whole image, [patches, 3, edge, edge], by name."""
+"""Processor that puts patches in rows of the whole image, by name."""
 
 _TILED: Final = ("Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil")
 """Processors that cut images into tiles, by name: transformers 5.4 lacks them."""
@@ -200,9 +200,8 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
     if kind.__name__ in _TILED and kind.__module__.startswith("transformers."):
         return _tiled(folder, processor, name)
     if kind.__name__ == _IN_ROWS and kind.__module__.startswith("transformers."):
-        merge = _positive(processor.merge_size, "merge_size", name)
         unread = _not_understood(folder, kind.__name__, "it puts patches in rows of the whole image")
-        return replace(unread, merge_size=merge, scale=replace(unread.scale, layout="channels first"))
+        return replace(unread, merge_size=processor.merge_size, scale=replace(unread.scale, layout="channels first"))
     if kind is FloatResizeProcessor:
         return _not_understood(folder, kind.__name__, "it resizes in floating point")
     steps = ("preprocess", "_preprocess", "resize", "center_crop", "rescale", "normalize", "process_image",
@@ -272,9 +271,8 @@ def _tiled(folder: Path, processor: Any, name: str) -> ImageSettings:
     tile = _positive(dict(processor.max_image_size).get("longest_edge"), "max_image_size: longest_edge", name)
     given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
     unknown = [] if given.keys() == {"longest_edge"} else [f"size has {', '.join(sorted(given)) or 'nothing'}"]
-    longest = 0
-    if processor.do_resize and not unknown:
-        longest = _positive(given["longest_edge"], "size: longest_edge", name)
+    resizes = processor.do_resize and not unknown
+    longest = _positive(given["longest_edge"], "size: longest_edge", name) if resizes else 0
     resample = 1 if processor.resample is None else int(processor.resample)
     return ImageSettings(
         folder=folder,

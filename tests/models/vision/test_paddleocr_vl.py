@@ -42,11 +42,8 @@ def parts(folder: Path) -> tuple[Any, Any, Any]:
     torch.set_num_threads(1)
     with warnings.catch_warnings(action="ignore"):
         model = hf.PaddleOCRVLForConditionalGeneration.from_pretrained(folder).eval()
-        return (
-            model,
-            hf.AutoTokenizer.from_pretrained(folder),
-            AutoImageProcessor.from_pretrained(folder, backend="pil"),
-        )
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return model, hf.AutoTokenizer.from_pretrained(folder), processor
 
 
 def vector(folder: Path, content: Sequence[str | bytes]) -> Array:
@@ -95,6 +92,7 @@ def test_conversations_have_the_oracles_vectors(attention: Any, tiny_folder: Tin
         for places in groups.values():
             for place, row in zip(places, model.forward([prepared[p].payload for p in places]), strict=True):
                 rows[place] = row
-        result: EmbedResult = plan(request, model.card).finish(rows, 1)
+        result = plan(request, model.card).finish(rows, 1)
+        assert isinstance(result, EmbedResult)
         assert result.dense is not None
         assert max(np.abs(ours - theirs).max() for ours, theirs in zip(result.dense, wanted, strict=True)) < EXACT
