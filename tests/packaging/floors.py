@@ -48,6 +48,7 @@ FLOORS: Final = (
     "runtime/models/transformer",
     "runtime/models/videos",
     "runtime/models/images",
+    "runtime/models/architectures",
     "runtime/models/kernels",
     "runtime/models/specs",
     "runtime/admission",

@@ -32,6 +32,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from staged_pool.runtime.models.architectures.catalogue import register_architectures
 from staged_pool.runtime.models.checkpoint.adapters import merge_adapter
 from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
 from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, quiet_transformers
@@ -43,6 +44,7 @@ from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES, i
 from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Architecture, LogitScoreSpec, ModelFolder
+from staged_pool.runtime.models.specs.own_models import OWN_TYPES
 from staged_pool.stages.errors import ConfigError
 
 _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
@@ -220,7 +222,7 @@ def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
         known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
         raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
     # A converted config is not that of the file, which may name the folder's own code.
-    if kind == "gte" or is_bidirectional(_config_file(folder)):
+    if kind == "gte" or kind in OWN_TYPES or is_bidirectional(_config_file(folder)):
         config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
         return config
@@ -336,3 +338,6 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
 def _choices(found: Any) -> tuple[type[PreTrainedModel], ...]:
     """The classes of a mapping's entry: one class, a tuple of them, or None."""
     return () if found is None else found if isinstance(found, tuple) else (found,)
+
+
+register_architectures()

@@ -15,6 +15,7 @@ from staged_pool.runtime.models.folders.foreign_formats import (
     file_names,
 )
 from staged_pool.runtime.models.folders.gte import with_native_config
+from staged_pool.runtime.models.folders.jina_bert import with_jina_config
 from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
@@ -113,7 +114,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
         )
     content: Mapping[str, Any] = config.content
-    return with_bidirectional_config(with_native_config(content))
+    return with_jina_config(with_bidirectional_config(with_native_config(content)), body)
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:

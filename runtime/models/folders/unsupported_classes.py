@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.images import supported_image_models
 from staged_pool.runtime.models.specs.model import ModelFolder
+from staged_pool.runtime.models.specs.own_models import HEADLESS
 from staged_pool.stages.errors import ConfigError
 
 _HEADLESS: Final = ("", "FOR_TEXT_ENCODING", "FOR_PRETRAINING", "FOR_MASKED_LM", "FOR_CAUSAL_LM")
@@ -143,7 +144,7 @@ def _headless() -> frozenset[str]:
     """Names of the transformers classes that have no head or only a pretraining head."""
     names = (name for table in _HEADLESS for name in _names(table))
     bare = (name for name in names if "For" not in name or name.endswith(_HEADLESS_ENDINGS))
-    return frozenset(bare) - _names(_SEQ2SEQ) - {"T5Model", "MT5Model", "UMT5Model"}
+    return HEADLESS | frozenset(bare) - _names(_SEQ2SEQ) - {"T5Model", "MT5Model", "UMT5Model"}
 
 
 @cache

@@ -39,6 +39,9 @@ class Bounds(NamedTuple):
     """Tokens of the longest sequence, or more."""
 
 
+_BIASED_SCORES: Final = 2**24
+"""Scores that one kernel call computes where they have a bias: the bias of each takes memory."""
+
 _UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
 """Arguments of some architectures that change the scores."""
 
@@ -55,6 +58,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
+    distance_slopes: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each sequence: softmax(Q K^T * scaling) V. Neighbours of equal length share one call.
@@ -71,6 +75,8 @@ def packed_attention(
         scaling: Factor of the scores. None: 1 / sqrt(head width).
         sliding_window: A token attends to tokens less than this distance away. None: to all.
         is_causal: A token attends to itself and earlier tokens only.
+        distance_slopes: [heads], float32: factor of the distance of two tokens, which is subtracted from their score.
+            Only for attention in both directions. None: distances do not count.
         others: Unused arguments.
 
     Returns:
@@ -83,6 +89,8 @@ def packed_attention(
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise NotImplementedError(f"packed attention does not support {', '.join(unsupported)}")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if distance_slopes is not None and (causal or sliding_window is not None or packed_bounds is not None):
+        raise NotImplementedError("packed attention has no slopes with a window, a direction or a single call")
     if packed_bounds is not None:
         one_call = _attend_in_one_call(
             (query, key, value), packed_bounds, scaling=scaling, window=sliding_window, causal=causal
@@ -96,7 +104,11 @@ def packed_attention(
     for group, part in zip(packed_groups, parts, strict=True):
         # [1, heads, tokens, width] -> [sequences, heads, length, width], without a copy
         q, k, v = (x.view(x.shape[1], group.sequences, group.tokens, -1).transpose(0, 1) for x in part)
-        one = _attend(q, k, v, group.key_tokens, scaling=scaling, window=sliding_window, causal=causal)
+        if distance_slopes is None:
+            one = _attend(q, k, v, group.key_tokens, scaling=scaling, window=sliding_window, causal=causal)
+        else:
+            keys = group.key_tokens
+            one = _attend_by_distance(q, k[:, :, :keys], v[:, :, :keys], distance_slopes, scaling=scaling)
         attended.append(one.reshape(1, -1, *one.shape[2:]))
     return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
 
@@ -177,6 +189,23 @@ def _attend(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
     )
     return attended.transpose(1, 2)
+
+
+def _attend_by_distance(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *, scaling: float | None) -> Tensor:
+    """Attend with a bias: [sequences, heads, length, width] -> [sequences, length, heads, width].
+
+    Long sequences are computed in parts, each with a few of the queries.
+    """
+    heads, length = q.shape[1:3]
+    keys = torch.arange(k.shape[2], device=q.device)
+    rows = max(1, _BIASED_SCORES // (heads * len(keys)))
+    parts = []
+    for start in range(0, length, rows):
+        part = q[:, :, start : start + rows]
+        places = torch.arange(start, start + part.shape[2], device=q.device)
+        bias = (-slopes.view(-1, 1, 1) * (places.unsqueeze(1) - keys).abs()).to(q.dtype)
+        parts.append(F.scaled_dot_product_attention(part, k, v, attn_mask=bias.unsqueeze(0), scale=scaling))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).transpose(1, 2)
 
 
 def _window_mask(length: int, window: int | None, *, causal: bool, device: torch.device) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Transformers that the transformers library has no class for; importing `catalogue` makes them known to it."""
