@@ -222,7 +222,8 @@ def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
         known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
         raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
     # A converted config is not that of the file, which may name the folder's own code.
-    if kind == "gte" or kind in OWN_TYPES or is_bidirectional(_config_file(folder)):
+    converted = kind in ("gte", "nomic_bert", *OWN_TYPES) and folder.config != _config_file(folder)
+    if converted or kind == "gte" or is_bidirectional(_config_file(folder)):
         config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
         return config

@@ -16,6 +16,7 @@ from staged_pool.runtime.models.folders.foreign_formats import (
 )
 from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.jina_bert import with_jina_config
+from staged_pool.runtime.models.folders.nomic import with_nomic_config
 from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
@@ -114,7 +115,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
         )
     content: Mapping[str, Any] = config.content
-    return with_jina_config(with_bidirectional_config(with_native_config(content)), body)
+    return with_nomic_config(with_jina_config(with_bidirectional_config(with_native_config(content)), body))
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
