@@ -40,6 +40,7 @@ from staged_pool.runtime.models.checkpoint.special_ids import check_without_padd
 from staged_pool.runtime.models.checkpoint.static import load_static
 from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
 from staged_pool.runtime.models.folders.bidirectional import is_bidirectional
+from staged_pool.runtime.models.folders.embedding_gemma import KEY_NAMES, OTHER_PARTS, TEXT
 from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES, is_engine_config
 from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -169,7 +170,11 @@ def _load_checkpoint(
             **({"add_pooling_layer": False} if takes_pooler else {}),
             **({"trust_remote_code": True} if runs_code else {}),
             **({"key_mapping": dict(ENGINE_NAMES)} if _is_engine(folder) else {}),
+            **({"key_mapping": dict(KEY_NAMES)} if config.model_type == TEXT else {}),
         )
+    if config.model_type == TEXT:
+        read = {name for name in report["unexpected_keys"] if not name.removeprefix("model.").startswith(OTHER_PARTS)}
+        report = {**report, "unexpected_keys": read}
     return model, report, cleared
 
 
@@ -222,7 +227,7 @@ def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
         known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
         raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
     # A converted config is not that of the file, which may name the folder's own code.
-    converted = kind in ("gte", "nomic_bert", *OWN_TYPES) and folder.config != _config_file(folder)
+    converted = kind in ("gte", "nomic_bert", TEXT, *OWN_TYPES) and folder.config != _config_file(folder)
     if converted or kind == "gte" or is_bidirectional(_config_file(folder)):
         config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models.folders.bidirectional import with_bidirectional_config
+from staged_pool.runtime.models.folders.embedding_gemma import with_gemma_text_config
 from staged_pool.runtime.models.folders.foreign_formats import (
     WEIGHT_FILES,
     check_quantization,
@@ -115,7 +116,8 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
         )
     content: Mapping[str, Any] = config.content
-    return with_nomic_config(with_jina_config(with_bidirectional_config(with_native_config(content)), body))
+    content = with_jina_config(with_bidirectional_config(with_native_config(content)), body)
+    return with_gemma_text_config(with_nomic_config(content))
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:

@@ -28,7 +28,7 @@ from staged_pool.stages.errors import ConfigError
 
 _WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 
-FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5"}
+FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5", "embedding_gemma2_text": "5.23"}
 """First transformers version with a `model_type` that the oldest supported version lacks."""
 
 _WEIGHT_NAME: Final = re.compile(r"weight|W_q", re.ASCII)

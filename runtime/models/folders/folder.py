@@ -23,6 +23,7 @@ from staged_pool.runtime.models.folders.common_files import (
     read_transformer_settings,
     required,
 )
+from staged_pool.runtime.models.folders.embedding_gemma import with_gemma_note
 from staged_pool.runtime.models.folders.foreign_formats import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.image_rerankers import (
@@ -120,7 +121,7 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_images(with_token_weights(with_bge_m3_heads(with_own_projection(folder))))
+    return with_images(with_token_weights(with_bge_m3_heads(with_own_projection(with_gemma_note(folder)))))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:

@@ -52,6 +52,9 @@ class PackedTransformer:
     run_packed: Callable[..., Any]
     """Forward of a batch in the `packed` layout: the model, or only those parts of it that compute something."""
 
+    width: int
+    """Values of one token vector."""
+
     attends_in_one_call: bool
     """Compute attention of all sequences of a packed batch in one kernel call."""
 
@@ -70,6 +73,8 @@ class PackedTransformer:
         self.rows = Rows(model)
         self.run_rows = self.rows.padded
         self.run_packed = model
+        projection = getattr(model, "embedding_projection", None)  # of EmbeddingGemma 2, on each token
+        self.width = model.config.hidden_size if projection is None else projection.out_features
         self.attends_in_one_call = False
         self.graphs = None
         self.loaded_state = ModuleState(model)
@@ -99,12 +104,6 @@ class PackedTransformer:
             kind = type(self.model).__name__
             raise ConfigError(f"{kind} has no token embedding of its own, and is not supported") from error
         return rows
-
-    @property
-    def width(self) -> int:
-        """Values of one token vector."""
-        width: int = self.model.config.hidden_size
-        return width
 
     @property
     def recorded(self) -> Sequence[Bucket]:
