@@ -66,7 +66,11 @@ def random_tensors(config: Mapping[str, Any]) -> dict[str, Tensor]:
                 tensors[f"{of}mlp.experts.mlp.{name}"] = torch.randn(config["num_experts"] * inner, width) * 0.3
             tensors[f"{of}mlp.experts.bias"] = torch.randn(width) * 0.3
         elif config["activation_function"] == "swiglu":
-            matrices |= {f"{of}mlp.fc11": (inner, width), f"{of}mlp.fc12": (inner, width), f"{of}mlp.fc2": (width, inner)}
+            matrices |= {
+                f"{of}mlp.fc11": (inner, width),
+                f"{of}mlp.fc12": (inner, width),
+                f"{of}mlp.fc2": (width, inner),
+            }
         else:
             biased |= {f"{of}mlp.fc1": (inner, width), f"{of}mlp.fc2": (width, inner)}
     tensors |= {f"{name}.weight": torch.randn(shape) * 0.3 for name, shape in (matrices | biased).items()}
@@ -76,7 +80,7 @@ def random_tensors(config: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def _experts(row: Tensor, tensors: Tensors, of: str, config: Mapping[str, Any], renormalise: bool) -> Tensor:  # noqa: FBT001
+def _experts(row: Tensor, tensors: Tensors, of: str, config: Mapping[str, Any], renormalise: bool) -> Tensor:
     """Output of the experts for one token: x W1^T, then W2 as it is stored, weighted; one bias at the end."""
     inner = config["n_inner"]
     probabilities = torch.softmax(tensors[f"{of}mlp.router.layer.weight"] @ row, dim=0)

@@ -184,7 +184,7 @@ class JinaBertPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 class JinaBertModel(JinaBertPreTrainedModel):
     """Transformer that gives a vector of each token."""
 
-    def __init__(self, config: JinaBertConfig, add_pooling_layer: bool = True) -> None:  # noqa: FBT001, FBT002
+    def __init__(self, config: JinaBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = _Embeddings(config)
         self.encoder = _Encoder(config)

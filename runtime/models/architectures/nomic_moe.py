@@ -112,7 +112,9 @@ class _Experts(nn.Module):
         parts = x.index_select(0, order // chosen).split(counts)
         matrices = zip(self.mlp.w1.chunk(self._count), self.mlp.w2.chunk(self._count), strict=True)
         outputs = [
-            nn.functional.gelu(part @ up.T) @ down for part, (up, down) in zip(parts, matrices, strict=True) if len(part)
+            nn.functional.gelu(part @ up.T) @ down
+            for part, (up, down) in zip(parts, matrices, strict=True)
+            if len(part)
         ]
         sorted_back = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
         sorted_back.index_copy_(0, order, torch.cat(outputs))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import PairTemplate
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.stages.errors import ConfigError
 
 _STRUCTURED_SIGNS: Final = ("content[0]", ".type", "'type'", '"type"', "message.content[")

@@ -17,9 +17,9 @@ from staged_pool.runtime.models.specs.model import (
     HeadSpec,
     LabelsSpec,
     LogitScoreSpec,
-    PairForm,
     TokenLabelsSpec,
 )
+from staged_pool.runtime.models.specs.pair_forms import PairForm
 from staged_pool.stages.errors import ConfigError
 
 CLASSIFIERS: Final[Mapping[str, Architecture]] = {

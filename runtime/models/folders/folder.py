@@ -54,11 +54,11 @@ from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     LogitScoreSpec,
     ModelFolder,
-    PairTemplate,
     PoolingMode,
     SpladeSpec,
     TokenWeightsSpec,
 )
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.stages.errors import ConfigError
 

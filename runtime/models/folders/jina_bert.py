@@ -46,7 +46,9 @@ def with_jina_config(config: Mapping[str, Any], body: Path) -> Mapping[str, Any]
     file = JsonFile("config.json", config)
     name = str(file.get("architectures", list, [])[0])
     if name not in _CLASSES:
-        raise ConfigError(f"config.json: architectures names {name}, which is not supported, only {', '.join(_CLASSES)}")
+        raise ConfigError(
+            f"config.json: architectures names {name}, which is not supported, only {', '.join(_CLASSES)}"
+        )
     unit = file.get("feed_forward_type", str, "original")
     if unit not in _FEED_FORWARD:
         raise ConfigError(

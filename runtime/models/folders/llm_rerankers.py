@@ -16,7 +16,8 @@ from staged_pool.runtime.models.folders.reranker_families import (
     find_family,
     looks_like_qwen3,
 )
-from staged_pool.runtime.models.specs.model import LogitScoreSpec, PairForm, PairTemplate
+from staged_pool.runtime.models.specs.model import LogitScoreSpec
+from staged_pool.runtime.models.specs.pair_forms import PairForm, PairTemplate
 from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.stages.errors import ConfigError
 

@@ -78,7 +78,9 @@ def with_nomic_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         architecture = "NomicBertModel" if name == "NomicBertForPreTraining" else name
         return common | {"model_type": "nomic_bert", "architectures": [architecture], **_rope(file, theta)}
     if (factor := config.get("rotary_scaling_factor")) is not None:
-        raise ConfigError(f"config.json: rotary_scaling_factor={factor!r} is not supported for {activation!r}, only None")
+        raise ConfigError(
+            f"config.json: rotary_scaling_factor={factor!r} is not supported for {activation!r}, only None"
+        )
     if activation != "gelu" or name == "NomicBertForSequenceClassification":
         raise ConfigError(
             f"config.json: activation_function={activation!r} is not supported for {name} with "

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from staged_pool.runtime.model import Activation
 from staged_pool.runtime.models.folders.readme import front_matter, model_card
-from staged_pool.runtime.models.specs.model import LogitScoreSpec, PairForm, PairPieces, PairTemplate
+from staged_pool.runtime.models.specs.model import LogitScoreSpec
+from staged_pool.runtime.models.specs.pair_forms import PairForm, PairPieces, PairTemplate
 from staged_pool.stages.errors import ConfigError
 
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
-from staged_pool.runtime.models.specs.model import PairTemplate
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
 from staged_pool.runtime.models.tokenizing.pending_pairs import (

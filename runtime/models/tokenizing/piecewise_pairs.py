@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
-from staged_pool.runtime.models.specs.model import PairPieces
+from staged_pool.runtime.models.specs.pair_forms import PairPieces
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, truncated
 from staged_pool.runtime.models.tokenizing.pending_pairs import (
     PendingPair,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from staged_pool.runtime.model import Role
 from staged_pool.runtime.models.specs.conversation import ConversationForm
-from staged_pool.runtime.models.specs.model import PairPieces, PairTemplate
+from staged_pool.runtime.models.specs.pair_forms import PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
 from staged_pool.runtime.requests import Side
 

@@ -18,7 +18,8 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.sparse import TokenLookup
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PairPieces, PairTemplate, SpladeSpec
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, SpladeSpec
+from staged_pool.runtime.models.specs.pair_forms import PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import LOOKED_UP, padded_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import copy_tokenizer
 from staged_pool.runtime.models.tokenizing.text_settings import TextSettings

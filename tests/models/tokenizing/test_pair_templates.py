@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from staged_pool.runtime.models.specs.model import PairTemplate
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import MODEL_MAX, PairInput

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.models.specs.model import PairTemplate
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.requests import MODEL_MAX, PairInput, TextInput
 from tests.models.conftest import TinyFolder
 from tests.models.reading import STRANGE, WORDS, load, read, reader, some_text

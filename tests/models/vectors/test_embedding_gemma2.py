@@ -108,7 +108,8 @@ def test_vectors_are_those_of_transformers(folder: Path, attention: Any) -> None
     prompted = wanted(folder, [PROMPTS["query"] + text for text in TEXTS[:2]])
     assert np.abs(embed(model, TEXTS[:2], prompt_name="query") - prompted).max() <= CLOSE
     vectors = embed_all(model, TEXTS[:2], Output.MULTI_VECTOR).multi_vector
-    assert vectors is not None and vectors[0].shape[1] == 40
+    assert vectors is not None
+    assert vectors[0].shape[1] == 40
 
 
 @pytest.mark.parametrize("change", [RADIUS - 1, RADIUS + 1])

@@ -38,7 +38,10 @@ def _write(folder: Path, name: str, *, code: bool = False, prefix: str = "", **c
     config = {
         "architectures": [name],
         "attention_probs_dropout_prob": 0.1,
-        "auto_map": {"AutoConfig": f"{own}configuration_bert.JinaBertConfig", "AutoModel": f"{own}modeling_bert.{name}"},
+        "auto_map": {
+            "AutoConfig": f"{own}configuration_bert.JinaBertConfig",
+            "AutoModel": f"{own}modeling_bert.{name}",
+        },
         "emb_pooler": "mean",
         "feed_forward_type": "geglu",
         "hidden_act": "gelu",
