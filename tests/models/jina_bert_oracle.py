@@ -1,4 +1,6 @@
-"""JinaBERT by its paper (https://arxiv.org/abs/2310.19923, section 2.1), one text and one head at a time, in float64.
+"""JinaBERT by its paper, one text and one head at a time, in float64.
+
+Section 2.1 of https://arxiv.org/abs/2310.19923.
 
 Takes the tensors of a checkpoint by the names that they have on the hub.
 """

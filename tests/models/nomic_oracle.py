@@ -1,4 +1,6 @@
-"""NomicBERT with experts by its paper (https://arxiv.org/abs/2502.07972), one text and one token at a time, in float64.
+"""NomicBERT with experts by its paper, one text and one token at a time, in float64.
+
+https://arxiv.org/abs/2502.07972 has the paper.
 
 Takes the tensors of a checkpoint by the names that they have on the hub.
 """

@@ -19,7 +19,7 @@ WHOLE: Final = "embedding_gemma2"
 TEXT: Final = "embedding_gemma2_text"
 """`model_type` of its text model in transformers."""
 KEY_NAMES: Final[Mapping[str, str]] = {r"^(model\.)?language_model\.": ""}
-"""Name of a weight in the text model, by a pattern for its name in the whole model."""
+"""Weight names of the text model, by patterns for those of the whole model."""
 OTHER_PARTS: Final = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
 """Parts of the whole model that read something else than texts."""
 

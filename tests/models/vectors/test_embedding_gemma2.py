@@ -1,4 +1,4 @@
-"""The texts of EmbeddingGemma 2, against transformers' class of the whole model, with its tower of images."""
+"""Texts of EmbeddingGemma 2, against transformers' class of the whole model."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_vectors_are_those_of_transformers(folder: Path, attention: Any) -> None
 
 @pytest.mark.parametrize("change", [RADIUS - 1, RADIUS + 1])
 def test_the_window_is_a_radius(folder: Path, tmp_path: Path, change: int) -> None:
-    """One more or one less is another model, so the comparison above sees an error of one."""
+    """One more or one less is another model: the comparison above sees it."""
     other = shutil.copytree(folder, tmp_path / "model")
     config = json.loads((other / "config.json").read_text())
     config["text_config"]["sliding_window"] = change
