@@ -43,8 +43,7 @@ Values: TypeAlias = NDArray[np.float32] | SparseVector
 """One `Output` of one input, on the host.
 
 dense [width], or [chunks, width] of a document in chunks, not normalised; multi_vector [kept tokens, width]; labels
-[labels]; token_labels [tokens, labels];
-token_weights [tokens]; or a sparse vector."""
+[labels]; token_labels [tokens, labels]; token_weights [tokens]; or a sparse vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,8 @@ class TokenSequence:
     """True: sparse weights of its tokens are looked up in a table, and the transformer does not read it."""
     chunks: tuple[int, ...] | None = None
     """Tokens of each chunk of a document, which sum to those in `ids`; each gets a dense vector. None: no chunks."""
+    adapter: str | None = None
+    """Adapter of the forward, the same for a whole batch. None: the base model."""
 
     @property
     def tokens(self) -> int:
@@ -149,6 +150,8 @@ class ModelInput:
     """Characters of the source up to the end of each of its chunks. Empty: it is not in chunks."""
     with_spans: bool = False
     """Find the span of each token."""
+    adapter: str | None = None
+    """Adapter of the model that reads it. None: the base model."""
     sharing_scope: Hashable = None
     """Scope of `share_between_tenants` and the salt: prepared images are shared only within it."""
 
@@ -211,6 +214,8 @@ class ModelCard:
     """Prompts of the model by name: texts to put before an input."""
     default_prompt: str = ""
     """Prompt to put before a text if the request names none."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Adapter for each name of a prompt; for the empty name, that of requests which name none."""
     max_tokens: int
     """Longest input in tokens, special tokens included."""
     vocabulary: int

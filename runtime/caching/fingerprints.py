@@ -32,7 +32,7 @@ The key is secret, so nobody can search for collisions. By chance 10^12 inputs c
 
 _Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | StagedPoolError
 
-_NUMBERS: Final = struct.Struct("11q")
+_NUMBERS: Final = struct.Struct("12q")
 _SEQUENCE: Final = 0
 _IMAGE: Final = 1
 _NONE: Final = -1
@@ -85,10 +85,11 @@ class Identities:
         made = self._hash.copy()
         # Each number says what follows it, so no two payloads are written alike.
         if isinstance(payload, PreparedImage):
-            made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0, 0, 0))
+            made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, *[0] * 9))
             _add_pixels(made, payload.pixels)
             return made.digest()
         ids, first, kept, spans = payload.ids, payload.first_tokens, payload.kept, payload.spans
+        adapter = None if payload.adapter is None else payload.adapter.encode(errors="surrogatepass")
         made.update(
             _NUMBERS.pack(
                 _SEQUENCE,
@@ -101,6 +102,7 @@ class Identities:
                 len(payload.images),
                 payload.looked_up,
                 _NONE if payload.chunks is None else len(payload.chunks),
+                _NONE if adapter is None else len(adapter),
                 len(ids),
             )
         )
@@ -111,6 +113,7 @@ class Identities:
             made.update(struct.pack("3q", span.start, span.end, _NONE if span.word is None else span.word))
         if payload.chunks is not None:
             made.update(struct.pack(f"{len(payload.chunks)}i", *payload.chunks))
+        made.update(adapter or b"")
         for pixels in payload.images:
             _add_pixels(made, pixels)
         return made.digest()

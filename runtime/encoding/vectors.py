@@ -82,6 +82,8 @@ def _prompt(card: ModelCard, chosen: EncodeOptions, role: Role | None, wanted: O
         if name not in _PROMPTED:
             raise Unsupported(f"`{card.name}` reads queries and documents apart: use encode_query or encode_document.")
         return {"prompt": chosen.prompt, "prompt_name": name}
+    if card.adapters:
+        return _adapted_prompt(card, chosen, role)
     name = chosen.prompt_name or role
     task = role or chosen.task
     if wanted is Output.SPARSE and task in _PROMPTED:  # a Router may send queries another way
@@ -94,6 +96,20 @@ def _prompt(card: ModelCard, chosen: EncodeOptions, role: Role | None, wanted: O
         known = ", ".join(map(repr, prompts))
         raise InvalidArgument(f"prompt_name={name!r} is none of the model's prompts: {known}.", param="prompt_name")
     return {"prompt": prompts[name]}
+
+
+def _adapted_prompt(card: ModelCard, chosen: EncodeOptions, role: Role | None) -> Mapping[str, str | None]:
+    """Return the arguments for a model whose adapters have names: `task` names one, `prompt_name` a prompt."""
+    name = chosen.prompt_name or role or chosen.task
+    if chosen.task is not None and name not in (None, chosen.task) and f"{chosen.task}.{name}" in card.adapters:
+        name = f"{chosen.task}.{name}"  # such as the prompt of queries for another task
+    elif chosen.task is not None and card.adapters.get(name or "") != card.adapters.get(chosen.task):
+        known = ", ".join(map(repr, filter(None, card.adapters)))
+        raise InvalidArgument(f"task={chosen.task!r} does not fit prompt_name={name!r}; known: {known}.", param="task")
+    if name is not None and name not in card.prompts:
+        known = ", ".join(map(repr, card.prompts))
+        raise InvalidArgument(f"prompt_name={name!r} is none of the model's prompts: {known}.", param="prompt_name")
+    return {"prompt": chosen.prompt, "prompt_name": name}
 
 
 def _dense(card: ModelCard, chosen: EncodeOptions, result: EmbedResult | None) -> Any:

@@ -62,6 +62,7 @@ def build_card(
         activation=folder.activation,
         prompts=folder.prompts,
         default_prompt=folder.default_prompt,
+        adapters=folder.adapter_of,
         max_tokens=first.max_tokens,
         vocabulary=text.tokenizer.settings.vocabulary if isinstance(text, TextTower) else 0,
         pooling="+".join(dense_spec.pooling) if dense_spec else "",

@@ -76,6 +76,7 @@ class PackedSequence(Packed, frozen=True, tag=1):
     images: list[PackedPixels]
     looked_up: bool
     chunks: tuple[Amount, ...] | None
+    adapter: str | None
 
 
 class PackedImage(Packed, frozen=True, tag=2):
@@ -145,7 +146,8 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
         return PackedImage(outputs, payload.tokens, _pack_pixels(payload.pixels, parts))
     add(array(_ID, payload.ids).tobytes(), parts)
     spans, extras = payload.spans, (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens, payload.kept)
-    is_plain = spans is None and not payload.images and not payload.looked_up and payload.chunks is None
+    rest = (spans, payload.chunks, payload.adapter)
+    is_plain = rest == (None, None, None) and not payload.images and not payload.looked_up
     if extras == (None, 0, 0, None) and is_plain:
         return PackedIds(outputs, len(payload.ids))
     return PackedSequence(
@@ -156,6 +158,7 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
         [_pack_pixels(pixels, parts) for pixels in payload.images],
         payload.looked_up,
         payload.chunks,
+        payload.adapter,
     )
 
 
@@ -182,6 +185,7 @@ def unpack_payload(packed: PackedPayload, block: Block) -> Payload:
         tuple(_unpack_pixels(image, block) for image in packed.images),
         packed.looked_up,
         packed.chunks,
+        packed.adapter,
     )
 
 

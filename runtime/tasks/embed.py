@@ -37,13 +37,15 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     """
     _check_outputs(request.outputs, card)
     _check_dimensions(request, card)
-    prompt = _prompt(request, card)
+    prompt, adapter = _prompt(request, card)
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
     if request.offsets and Output.MULTI_VECTOR not in request.outputs:
         raise InvalidInput("$offsets are of multi_vector, which is not among the outputs.", param="offsets")
     if request.late_chunking:
-        document = ModelInput(_document(request, card), request.outputs, prompt, role, may_split, _chunk_ends(request))
+        document = ModelInput(
+            _document(request, card), request.outputs, prompt, role, may_split, _chunk_ends(request), adapter=adapter
+        )
         return Plan(
             [document],
             partial(_finish, request, card),
@@ -53,7 +55,7 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     inputs = [
         ModelInput(source, request.outputs, prompt, role)
         if isinstance(source, Image)
-        else ModelInput(source, request.outputs, prompt, role, may_split, with_spans=request.offsets)
+        else ModelInput(source, request.outputs, prompt, role, may_split, with_spans=request.offsets, adapter=adapter)
         for source in request.inputs
     ]
     locate = None if request.name is None else partial(_locate, request.name)
@@ -139,17 +141,19 @@ def _role(prompt_name: str | None) -> Role | None:
     return next((role for role, names in PROMPTS_OF.items() if prompt_name in names), None)
 
 
-def _prompt(request: EmbedRequest, card: ModelCard) -> str:
-    if request.prompt is not None:
-        return request.prompt
+def _prompt(request: EmbedRequest, card: ModelCard) -> tuple[str, str | None]:
+    """Return the text before each input, and the adapter that reads it."""
+    usual = card.adapters.get("")
     if request.prompt_name is None:
-        return card.default_prompt
+        return card.default_prompt if request.prompt is None else request.prompt, usual
     role = _role(request.prompt_name)
     for name in (request.prompt_name, *(PROMPTS_OF[role] if role else ())):
         if (prompt := card.prompts.get(name)) is not None:
-            return prompt
+            return prompt if request.prompt is None else request.prompt, card.adapters.get(name, usual)
+    if request.prompt is not None:
+        return request.prompt, usual
     if role and (card.prompts or not request.outputs <= DENSE_ONLY):
-        return ""  # the other role has a prompt, or the model marks roles in its own way
+        return "", usual  # the other role has a prompt, or the model marks roles in its own way
     known = ", ".join(map(repr, card.prompts)) or "none"
     raise InvalidInput(f"$prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
 

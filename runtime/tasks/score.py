@@ -167,13 +167,15 @@ def _parts(content: Content, param: str, card: ModelCard) -> Parts:
 def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """Return the input of a single query or document, with its prompt."""
     outputs = _OUTPUTS[card.scoring or "bi-encoder"]
-    prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
+    name = next((name for name in PROMPTS_OF[role] if name in card.prompts), None)
+    prompt = card.default_prompt if name is None else card.prompts[name]
+    adapter = card.adapters.get(name or "", card.adapters.get(""))
     if isinstance(content, Image):
         return ModelInput(content, outputs, prompt, role)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     added = not isinstance(content, Chat)  # the chat template writes the special tokens
     source = TextInput(content, request.max_tokens, request.truncate_side, max_own_tokens=own, add_special_tokens=added)
-    return ModelInput(source, outputs, prompt, role)
+    return ModelInput(source, outputs, prompt, role, adapter=adapter)
 
 
 def _locate(request: ScoreRequest, index: int) -> tuple[str, int]:

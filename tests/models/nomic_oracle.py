@@ -1,4 +1,4 @@
-"""NomicBERT with experts by its paper, one text and one token at a time, in float64.
+"""NomicBERT with experts by its paper, one token at a time, in float64.
 
 https://arxiv.org/abs/2502.07972 has the paper.
 

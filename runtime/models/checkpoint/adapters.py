@@ -38,7 +38,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "linear": "embedding_proj_layer",
 }
 """Name of a layer in the class of transformers, by its name in colpali-engine."""
-_POOLER: Final = re.compile(r"(^|\.)pooler\.")
+POOLER: Final = re.compile(r"(^|\.)pooler\.")
 
 Parts = dict[str, Tensor]
 
@@ -61,21 +61,21 @@ def merge_adapter(body: Path, model: PreTrainedModel, *, headless: bool) -> froz
     settings = JsonFile.read(folder / SETTINGS, root=folder)
     if settings is None:
         return frozenset()
-    lora, whole = _by_module(_tensors(folder))
+    lora, whole = parts_by_module(read_tensors(folder))
     if headless:
-        lora = {name: parts for name, parts in lora.items() if not _POOLER.search(name)}
-        whole = {name: tensor for name, tensor in whole.items() if not _POOLER.search(name)}
+        lora = {name: parts for name, parts in lora.items() if not POOLER.search(name)}
+        whole = {name: tensor for name, tensor in whole.items() if not POOLER.search(name)}
     modules = dict(model.named_modules())
     given: set[str] = set()
     with torch.no_grad():
         for name, tensor in whole.items():
             given.add(_replace(name, tensor, modules))
         for name, parts in lora.items():
-            _merge(modules[_find(name, modules)], name, dict(parts), settings)
+            _merge(modules[find_module(name, modules)], name, dict(parts), settings)
     return frozenset(given)
 
 
-def _tensors(folder: Path) -> Mapping[str, Tensor]:
+def read_tensors(folder: Path) -> Mapping[str, Tensor]:
     """Read the tensors of an adapter; a pickle as bare tensors, without code."""
     safe, pickled = (folder / name for name in WEIGHTS)
     try:
@@ -89,7 +89,7 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
     return found
 
 
-def _by_module(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Parts], Mapping[str, Tensor]]:
+def parts_by_module(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Parts], Mapping[str, Tensor]]:
     """Sort the tensors of an adapter: parts of a LoRA by module, and whole weights by name."""
     lora: dict[str, Parts] = defaultdict(dict)
     whole: dict[str, Tensor] = {}
@@ -107,11 +107,11 @@ def _by_module(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Parts], Mapp
 def _replace(name: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> str:
     """Replace a weight of the model, and return its full name."""
     inner, _, kind = name.rpartition(".")
-    place = _find(inner, modules)
+    place = find_module(inner, modules)
     old = getattr(modules[place], kind, None)
     if not isinstance(old, nn.Parameter):
         raise ConfigError(f"{WEIGHTS[0]}: {name} fits no weight of the base model")
-    _check_shape(name, old.shape, tensor.shape)
+    check_shape(name, old.shape, tensor.shape)
     old.copy_(tensor)
     return f"{place}.{kind}" if place else kind
 
@@ -129,14 +129,14 @@ def _merge(module: nn.Module, name: str, parts: Parts, settings: JsonFile) -> No
             f"{WEIGHTS[0]}: {name}: lora_A and lora_B have shapes {[*first.shape]} and {[*second.shape]}, which do "
             "not fit each other"
         )
-    scale = _scale(name, len(first), settings)
+    scale = lora_scale(name, len(first), settings)
     turned = embedding or isinstance(module, Conv1D)  # [in, out], and not [out, in] as in nn.Linear
     old = weight.float().T if turned else weight.float()
     change = scale * (second @ first).to(old.device)
-    _check_shape(name, old.shape, change.shape)
+    check_shape(name, old.shape, change.shape)
     new = old + change
     if (magnitude := parts.pop("lora_magnitude_vector", None)) is not None and not embedding:
-        _check_shape(f"{name}.lora_magnitude_vector", new.shape[:1], magnitude.flatten().shape)
+        check_shape(f"{name}.lora_magnitude_vector", new.shape[:1], magnitude.flatten().shape)
         new = new * (magnitude.flatten().to(new.device) / new.norm(dim=1))[:, None]
     elif magnitude is not None:
         raise ConfigError(f"{WEIGHTS[0]}: {name} is an embedding, whose DoRA is not supported")
@@ -144,14 +144,14 @@ def _merge(module: nn.Module, name: str, parts: Parts, settings: JsonFile) -> No
         own = getattr(module, "bias", None)
         if not isinstance(own, nn.Parameter):
             raise ConfigError(f"{WEIGHTS[0]}: {name}.lora_B.bias: the base model has no bias there")
-        _check_shape(f"{name}.lora_B.bias", own.shape, bias.shape)
+        check_shape(f"{name}.lora_B.bias", own.shape, bias.shape)
         own.copy_(own.float() + scale * bias.to(own.device))
     if parts:
         raise ConfigError(f"{WEIGHTS[0]}: {name}.{min(parts)} does not belong to a {type(module).__name__}")
     weight.copy_(new.T if turned else new)
 
 
-def _scale(name: str, rank: int, settings: JsonFile) -> float:
+def lora_scale(name: str, rank: int, settings: JsonFile) -> float:
     """Factor of B @ A. `alpha_pattern` names modules by a regular expression for the end of their names.
 
     Raises:
@@ -171,7 +171,7 @@ def _scale(name: str, rank: int, settings: JsonFile) -> float:
     return alpha / (math.sqrt(rank) if settings.get("use_rslora", bool, False) else rank)
 
 
-def _find(name: str, modules: Mapping[str, nn.Module]) -> str:
+def find_module(name: str, modules: Mapping[str, nn.Module]) -> str:
     """Find a module by the name that it had where the adapter was trained.
 
     That class may have had the transformer below another name, such as `model.`, or none. So the module is the one
@@ -196,7 +196,7 @@ def _find(name: str, modules: Mapping[str, nn.Module]) -> str:
     raise ConfigError(f"{WEIGHTS[0]}: {name} fits no weight of the base model")
 
 
-def _check_shape(name: str, wanted: torch.Size, found: torch.Size) -> None:
+def check_shape(name: str, wanted: torch.Size, found: torch.Size) -> None:
     if wanted != found:
         raise ConfigError(
             f"{WEIGHTS[0]}: {name} has the shape {[*found]}, but the weights of the base model have {[*wanted]}"

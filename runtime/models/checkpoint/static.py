@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -105,7 +106,7 @@ def load_static_tokenizer(folder: ModelFolder) -> LoadedTokenizer:
 
 def _table(folder: ModelFolder) -> Tensor:
     """The row of each token id: [tokens, width], as stored or in float32."""
-    stored = _stored(folder)
+    stored = stored_tensors(folder.body)
     name = next((name for name in _TABLES if name in stored), None)
     if name is None:
         raise ConfigError(f"{folder.body}: the weights have no {' or '.join(_TABLES)}")
@@ -126,10 +127,15 @@ def _table(folder: ModelFolder) -> Tensor:
     return table
 
 
-def _stored(folder: ModelFolder) -> Mapping[str, Tensor]:
+def stored_tensors(body: Path) -> Mapping[str, Tensor]:
+    """Read all weights of a folder by name; pickled ones as bare tensors, without code.
+
+    Raises:
+        ConfigError: A file is damaged, or holds more than tensors.
+    """
     tensors: dict[str, Tensor] = {}
-    for name in weight_files(folder.body):
-        file = folder.body / name
+    for name in weight_files(body):
+        file = body / name
         try:
             read = load_file if file.suffix == ".safetensors" else _bare_tensors
             tensors.update(read(file))

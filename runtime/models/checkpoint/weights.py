@@ -8,12 +8,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
 import transformers
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -21,7 +21,6 @@ from transformers import (
     MODEL_FOR_TEXT_ENCODING_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -33,19 +32,20 @@ from transformers import (
 )
 
 from staged_pool.runtime.models.architectures.catalogue import register_architectures
+from staged_pool.runtime.models.checkpoint.adapter_changes import read_adapters
 from staged_pool.runtime.models.checkpoint.adapters import merge_adapter
+from staged_pool.runtime.models.checkpoint.configs import is_engine, read_config
 from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
+from staged_pool.runtime.models.checkpoint.jina_v3 import is_published_v3, model_tensors
 from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, quiet_transformers
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static
 from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
-from staged_pool.runtime.models.folders.bidirectional import is_bidirectional
 from staged_pool.runtime.models.folders.embedding_gemma import KEY_NAMES, OTHER_PARTS, TEXT
-from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES, is_engine_config
-from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES
+from staged_pool.runtime.models.folders.files import weight_files
 from staged_pool.runtime.models.specs.model import Architecture, LogitScoreSpec, ModelFolder
-from staged_pool.runtime.models.specs.own_models import OWN_TYPES
+from staged_pool.runtime.models.transformer.adapters import AdapterChanges
 from staged_pool.stages.errors import ConfigError
 
 _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
@@ -85,6 +85,8 @@ class Loaded(NamedTuple):
     """The transformer that reads text."""
     image: PreTrainedModel | None = None
     """The transformer that reads images. None: the model has no separate one."""
+    adapters: AdapterChanges = MappingProxyType({})
+    """Adapters of which a request chooses one."""
 
     def image_parameters(self) -> int:
         """Count the parameters of the image transformer and its projection."""
@@ -130,7 +132,7 @@ def load_transformer(
     base = _base(folder, whole)
     if "pad_token_id" in cleared:
         check_without_padding(base, cleared["pad_token_id"])
-    return Loaded(whole, base, base if folder.image_heads else None)
+    return Loaded(whole, base, base if folder.image_heads else None, read_adapters(folder, base))
 
 
 def _load_checkpoint(
@@ -144,7 +146,7 @@ def _load_checkpoint(
     multimodal = folder.architecture == "vision-language model"
     runs_code = _has_own_code(folder) and own_code
     with quiet_transformers(), loading_errors(folder, "the transformer"):
-        config = _config(folder, own_code=own_code)
+        config = read_config(folder, own_code=own_code)
         text_config = config.get_text_config()
         for each in (config, text_config):
             if hasattr(each, "use_cache"):
@@ -169,7 +171,7 @@ def _load_checkpoint(
             ignore_mismatched_sizes=True,  # transformers only logs these; `_check_loaded` rejects them by name
             **({"add_pooling_layer": False} if takes_pooler else {}),
             **({"trust_remote_code": True} if runs_code else {}),
-            **({"key_mapping": dict(ENGINE_NAMES)} if _is_engine(folder) else {}),
+            **({"key_mapping": dict(ENGINE_NAMES)} if is_engine(folder) else {}),
             **({"key_mapping": dict(KEY_NAMES)} if config.model_type == TEXT else {}),
         )
     if config.model_type == TEXT:
@@ -220,37 +222,6 @@ def _is_headless(folder: ModelFolder) -> bool:
     return folder.architecture != "vision-language model" and folder.architecture not in _WITH_HEAD
 
 
-def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
-    """Read the config into its class of transformers or of the folder's own code."""
-    kind = folder.config.get("model_type")
-    if kind == "gte" and not hasattr(transformers, "GteConfig"):
-        known = f"transformers {transformers.__version__}; {FIRST_VERSION['gte']} and newer know it"
-        raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
-    # A converted config is not that of the file, which may name the folder's own code.
-    converted = kind in ("gte", "nomic_bert", TEXT, *OWN_TYPES) and folder.config != _config_file(folder)
-    if converted or kind == "gte" or is_bidirectional(_config_file(folder)):
-        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(folder.config))
-        config._name_or_path = str(folder.body)
-        return config
-    if folder.architecture == "vision-language model" and folder.config != _config_file(folder):  # of another class
-        described: PreTrainedConfig = CONFIG_MAPPING[folder.config["model_type"]].from_dict(dict(folder.config))
-        return described
-    found: PreTrainedConfig = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
-    return found
-
-
-def _is_engine(folder: ModelFolder) -> bool:
-    """True for a page retriever in the layout of colpali-engine."""
-    return is_engine_config(folder.config, _config_file(folder))
-
-
-def _config_file(folder: ModelFolder) -> Mapping[str, Any]:
-    """Content of `config.json`, as it is written."""
-    file = JsonFile.read(folder.body / "config.json", root=folder.body) or JsonFile.empty()
-    content: Mapping[str, Any] = file.content
-    return content
-
-
 def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, **settings: Any) -> tuple[Any, Any]:
     """Load the weights and transformers' report on them. Pickles are first read as bare tensors, without code.
 
@@ -258,6 +229,9 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
         ConfigError: A pickle holds more than tensors, and `allow_pickle` is not set.
     """
     read = partial(model_class.from_pretrained, output_loading_info=True, **settings)
+    if is_published_v3(folder.config):
+        model, report = read(None, state_dict=model_tensors(folder.body))
+        return model, report
     try:
         model, report = read(folder.body)
     except pickle.UnpicklingError as error:

@@ -83,7 +83,7 @@ def find_adapter(path: Path) -> AdapterFolder | None:
     file = JsonFile.read(body / SETTINGS, root=path)
     if file is None or any((body / name).is_file() for name in WEIGHT_FILES):
         return None
-    _check_settings(file)
+    check_adapter_settings(file)
     base = file.get("base_model_name_or_path", str, "")
     if not base:
         raise ConfigError(f"{file.name}: base_model_name_or_path is missing, so the base model is not known")
@@ -182,7 +182,7 @@ def _label_count(adapter: AdapterFolder) -> int:
     return int(rows[-1])
 
 
-def _check_settings(file: JsonFile) -> None:
+def check_adapter_settings(file: JsonFile) -> None:
     """Reject adapters of other kinds, and settings that are not understood.
 
     Raises:

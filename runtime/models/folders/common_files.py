@@ -17,6 +17,7 @@ from staged_pool.runtime.models.folders.foreign_formats import (
 )
 from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.jina_bert import with_jina_config
+from staged_pool.runtime.models.folders.jina_tasks import CUSTOM, has_tasks, with_task_config
 from staged_pool.runtime.models.folders.nomic import with_nomic_config
 from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -60,7 +61,8 @@ def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
         if not (path / folder).resolve().is_relative_to(path.resolve()):
             raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
         name = kind.rpartition(".")[2]
-        if not kind.startswith(("sentence_transformers.", "pylate.")):
+        published = kind == CUSTOM and not place and has_tasks(path / folder)
+        if not kind.startswith(("sentence_transformers.", "pylate.")) and not published:
             raise ConfigError(f"{module.name}: module {kind} is the folder's own code, which is never run")
         if name != "Dropout":
             chain.append((name, path / folder))
@@ -117,7 +119,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
         )
     content: Mapping[str, Any] = config.content
     content = with_jina_config(with_bidirectional_config(with_native_config(content)), body)
-    return with_gemma_text_config(with_nomic_config(content))
+    return with_gemma_text_config(with_nomic_config(with_task_config(content)))
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:

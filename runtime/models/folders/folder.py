@@ -34,6 +34,7 @@ from staged_pool.runtime.models.folders.image_rerankers import (
     with_images_in_pairs,
 )
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
+from staged_pool.runtime.models.folders.jina_tasks import task_pooling, with_task_adapters
 from staged_pool.runtime.models.folders.llm_rerankers import missing_question_note, read_llm_reranker, with_user_tokens
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
@@ -121,7 +122,8 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_images(with_token_weights(with_bge_m3_heads(with_own_projection(with_gemma_note(folder)))))
+    folder = with_task_adapters(with_gemma_note(with_own_projection(folder)))
+    return with_images(with_token_weights(with_bge_m3_heads(folder)))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
@@ -181,7 +183,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     config = read_body_config(path, root=path)
     reads_images = config.get("model_type") in VISION_CHAT_MODELS
     causal = classifier.is_causal(config)
-    own = own_pooling(required(path / "config.json", root=path))
+    own = own_pooling(required(path / "config.json", root=path)) or task_pooling(path)
     mode: PoolingMode = own or ("lasttoken" if causal or reads_images else "cls" if is_gte(config) else "mean")
     normalize = reads_images or is_gte(config) or own is not None
     how = "with" if normalize else "without"

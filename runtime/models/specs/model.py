@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
+from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm
 
@@ -272,6 +273,12 @@ class ModelFolder:
 
     default_prompt: str = ""
     """The prompt before every text; empty for most models."""
+
+    adapters: tuple[AdapterSpec, ...] = ()
+    """Adapters of which a request chooses one."""
+
+    adapter_of: Mapping[str, str] = field(default_factory=dict)
+    """Adapter for each name of a prompt; for the empty name, that of requests which name none."""
 
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
     """Treatment of queries and documents. Empty: both are treated alike."""

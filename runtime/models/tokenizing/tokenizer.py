@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
@@ -91,6 +92,9 @@ class TextTokenizer:
         A too long input that may be split gives a tuple of sequences. An error has no index: only the caller knows the
         places of these inputs in its request.
         """
+        if any(given.adapter is not None for given in inputs):
+            plain = self.preprocess([replace(given, adapter=None) for given in inputs])
+            return [_adapted(outcome, given.adapter) for outcome, given in zip(plain, inputs, strict=True)]
         texts = [(given, given.source) for given in inputs if isinstance(given.source, TextInput)]
         if len(texts) == len(inputs):
             return self._texts.read(texts)
@@ -160,6 +164,21 @@ class TextTokenizer:
         if isinstance(self._pairs, ConfigError):
             return [InvalidInput(f"The model takes no pairs: {self._pairs}.", param="input") for _ in pairs]
         return self._pairs.read(pairs)
+
+
+def _adapted(
+    outcome: Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput, adapter: str | None
+) -> Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput:
+    """Let an adapter read a sequence. Only sequences of one adapter share a batch."""
+    if isinstance(outcome, tuple):
+        return tuple(_for_adapter(part, adapter) for part in outcome)
+    return _for_adapter(outcome, adapter) if isinstance(outcome, Prepared) else outcome
+
+
+def _for_adapter(made: Prepared[TokenSequence], adapter: str | None) -> Prepared[TokenSequence]:
+    if adapter is None:
+        return made
+    return Prepared(replace(made.payload, adapter=adapter), made.tokens, (made.batch_key, adapter))
 
 
 def _first_token(shared: SharedTokenizer, special_tokens: SpecialTexts) -> int | None:

@@ -115,6 +115,8 @@ def build_text_tower(
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
     """
     transformer = PackedTransformer(loaded.base if image_embedder is None else image_embedder.language)
+    if loaded.adapters:
+        transformer.use_adapters(loaded.adapters)
     empty = transformer.vocabulary - 1 if folder.architecture == "static embedding" else None
     vocabulary = transformer.vocabulary if empty is None else empty
     check_vocabulary(source.backend, vocabulary)

@@ -21,6 +21,7 @@ from staged_pool.runtime.models.kernels.attention import PACKED, attend_by
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.module_state import ModuleState
 from staged_pool.runtime.models.kernels.packed_embeddings import use_packed_embeddings
+from staged_pool.runtime.models.transformer.adapters import AdapterChanges, Adapters
 from staged_pool.runtime.models.transformer.cuda_graphs import Bucket, Graphs
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
@@ -58,6 +59,9 @@ class PackedTransformer:
     attends_in_one_call: bool
     """Compute attention of all sequences of a packed batch in one kernel call."""
 
+    adapters: Adapters | None
+    """Adapters of which a batch uses one. None: there are none."""
+
     graphs: Graphs | None
     """Recorded forwards. None: none are recorded."""
 
@@ -77,6 +81,7 @@ class PackedTransformer:
         self.width = model.config.hidden_size if projection is None else projection.out_features
         self.attends_in_one_call = False
         self.graphs = None
+        self.adapters = None
         self.loaded_state = ModuleState(model)
         self.start_state = None
         self.device = model.device  # a copy: the model looks it up among its parameters each time
@@ -121,9 +126,17 @@ class PackedTransformer:
             batch: The sequences.
             image_embeds: Vectors that replace those of image tokens. None: the batch has no images.
         """
-        if self.layout == "packed":
-            return self.run_one_row(batch, image_embeds)
-        return self.run_rows(batch, image_embeds)
+        run = self.run_one_row if self.layout == "packed" else self.run_rows
+        if self.adapters is None:
+            return run(batch, image_embeds)
+        [adapter] = {sequence.adapter for sequence in batch.sequences}  # their batch key sees to that
+        with self.adapters.use(adapter):
+            return run(batch, image_embeds)
+
+    def use_adapters(self, changes: AdapterChanges) -> None:
+        """Add adapters, before the first forward."""
+        self.adapters = Adapters(self.model, changes)
+        self.loaded_state = ModuleState(self.model)
 
     def use_layout(self, layout: Layout) -> None:
         """Switch the model to a layout."""
@@ -135,7 +148,8 @@ class PackedTransformer:
 
     def run_one_row(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
         """Run a batch in the `packed` layout; replay a recorded forward if one fits."""
-        if self.graphs is not None and image_embeds is None and _attends_to_all(batch):
+        plain = image_embeds is None and batch.sequences[0].adapter is None and _attends_to_all(batch)
+        if self.graphs is not None and plain:
             recorded = self.graphs.hidden(batch)
             if recorded is not None:
                 return recorded
