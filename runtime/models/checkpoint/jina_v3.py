@@ -36,7 +36,7 @@ _LORA: Final = (".lora_A", ".lora_B")
 
 
 def is_published_v3(config: Mapping[str, Any]) -> bool:
-    """True for the converted config of a model with the adapters of its tasks among the weights."""
+    """True for the converted config of the published model, with adapters among its weights."""
     return config.get("model_type") == V3 and "lora_adaptations" in config
 
 

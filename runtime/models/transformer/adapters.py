@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AdapterChanges: TypeAlias = Mapping[str, Mapping[str, nn.Module]]
-"""For each adapter, a `Change` of each layer that it changes, by the name of the layer."""
+"""For each adapter, its `Change` of each layer, by the layer's name."""
 
 
 class Change(nn.Module):
-    """What an adapter does to one layer."""
+    """Change of one layer by an adapter."""
 
     def change(self, base: nn.Module, *given: Any) -> Tensor:
         """Compute the layer's result with the adapter.
