@@ -44,6 +44,8 @@ SEQUENCES: Sequence[TokenSequence] = [
     replace(SEQUENCE, spans=(Span(0, 0, None), Span(0, 3, 0), Span(4, 5, 1))),
     replace(SEQUENCE, chunks=(1, 2)),
     replace(SEQUENCE, chunks=(2, 1)),
+    replace(SEQUENCE, adapter="query"),
+    replace(SEQUENCE, adapter=""),
     replace(SEQUENCE, images=(PIXELS,)),
     replace(SEQUENCE, images=(PIXELS, PIXELS)),
     replace(SEQUENCE, images=(replace(PIXELS, grid=(1, 2)),)),

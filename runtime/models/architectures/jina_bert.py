@@ -6,6 +6,7 @@ jina-embeddings-v2-base-code, which normalises queries and keys and has two more
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from staged_pool.runtime.models.architectures.distance_bias import biased_mask, head_slopes
 from staged_pool.runtime.models.specs.own_models import JINA_BERT
 
-_ACTIVATIONS: Final = {"geglu": nn.functional.gelu, "reglu": nn.functional.relu}
+_ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {"geglu": nn.GELU, "reglu": nn.ReLU}
 """Activation of the gate, by `feed_forward_type`."""
 
 
@@ -96,14 +97,14 @@ class _GatedUnit(nn.Module):
     def __init__(self, config: JinaBertConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self._activation = _ACTIVATIONS[config.feed_forward_type]
+        self.activation = _ACTIVATIONS[config.feed_forward_type]()
         self.gated_layers = nn.Linear(width, 2 * config.intermediate_size, bias=False)
         self.wo = nn.Linear(config.intermediate_size, width)
         self.layernorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gated_layers(x).chunk(2, dim=-1)
-        added: Tensor = self.layernorm(self.wo(self._activation(gate) * up) + x)
+        added: Tensor = self.layernorm(self.wo(self.activation(gate) * up) + x)
         return added
 
 
@@ -112,13 +113,13 @@ class _CodeGatedUnit(nn.Module):
 
     def __init__(self, config: JinaBertConfig) -> None:
         super().__init__()
-        self._activation = _ACTIVATIONS[config.feed_forward_type]
+        self.activation = _ACTIVATIONS[config.feed_forward_type]()
         self.up_gated_layer = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_layer = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         up, gate = self.up_gated_layer(x).chunk(2, dim=-1)
-        changed: Tensor = self.down_layer(up * self._activation(gate))
+        changed: Tensor = self.down_layer(up * self.activation(gate))
         return changed
 
 

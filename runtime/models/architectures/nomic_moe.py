@@ -38,7 +38,8 @@ class _Embeddings(nn.Module):
         if not self._has_types:
             return vectors
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        return vectors + self.token_type_embeddings(types)
+        typed: Tensor = vectors + self.token_type_embeddings(types)
+        return typed
 
 
 class _Attention(nn.Module):
@@ -109,7 +110,7 @@ class _Experts(nn.Module):
         chosen = numbers.shape[1]
         order = numbers.flatten().argsort(stable=True)
         counts = numbers.flatten().bincount(minlength=self._count).tolist()
-        parts = x.index_select(0, order // chosen).split(counts)
+        parts = x.index_select(0, order // chosen).split_with_sizes(counts)
         matrices = zip(self.mlp.w1.chunk(self._count), self.mlp.w2.chunk(self._count), strict=True)
         outputs = [
             nn.functional.gelu(part @ up.T) @ down

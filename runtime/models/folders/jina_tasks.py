@@ -143,8 +143,12 @@ def _is_v3(config: Mapping[str, Any]) -> bool:
 
 def _names(file: JsonFile, field: str) -> list[str]:
     names: list[str] = file.get(field, list, [])
-    if not names or len({*map(str, names)}) != len(names) or not all(isinstance(name, str) and name for name in names):
+    if not names or len({*map(str, names)}) != len(names) or not all(map(_is_name, names)):
         raise ConfigError(f"{file.name}: {field}={names!r} must be different names of tasks")
     if wrong := [name for name in names if "/" in name or name.startswith(".")]:
         raise ConfigError(f"{file.name}: {field} has {wrong[0]!r}, which is no name of a task")
     return names
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != ""

@@ -192,4 +192,5 @@ def dora_factors(weight: Tensor, change: Tensor, magnitude: Tensor) -> Tensor:
         change: s * B A, [out, in].
         magnitude: Saved lengths of the rows, [out].
     """
-    return magnitude.flatten() / torch.linalg.norm(weight + change, dim=1)
+    factors: Tensor = magnitude.flatten() / torch.linalg.norm(weight + change, dim=1)
+    return factors

@@ -306,7 +306,7 @@ def test_encode_takes_tasks_as_the_authors_code_does(models: Callable[[str, str]
     assert chosen("v3", task="separation") == (None, "separation")
     assert chosen("v5-small", task="clustering", prompt_name="query") == (None, "clustering.query")
     assert chosen("v5-small", task="retrieval") == (None, "retrieval")
-    with pytest.raises(Exception, match="task='separation' does not fit prompt_name='retrieval.query'"):
+    with pytest.raises(InvalidInput, match="task='separation' does not fit prompt_name"):
         chosen("v3", task="separation", prompt_name="retrieval.query")
 
 
