@@ -14,7 +14,7 @@ from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.runtime.settings import BYTES, DAY_S, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Attention = Literal["auto", "packed", "padded"]
 Task = Literal["auto", "embed", "sparse", "score"]
 ImagePath = Literal["fast", "exact"]
@@ -134,14 +134,15 @@ class EngineConfig:
     )
     dtype: DType = setting(
         "auto",
-        "Data type of the weights: auto, float32, bfloat16 or float16 (GPUs only).",
+        "Data type of the weights: auto, float32, bfloat16, float16 (GPUs only) or int8 (CPUs only).",
         group="Device",
         basic=True,
         metavar="TYPE",
         more="auto on a GPU: bfloat16 where the GPU has it natively, else float16. "
         "auto on a CPU: bfloat16 where it is measured to be faster than float32 (see --tune). "
         "There it takes as little as a third of the time; cosines to float32 stay above 0.9998. "
-        "For reproducible vectors on any machine, set float32.",
+        "For reproducible vectors on any machine, set float32. "
+        "int8 is for texts on processors with VNNI but slow bfloat16: docs/int8.md has its gain and its loss.",
     )
     tune: Tune = setting(
         "auto",
@@ -504,7 +505,9 @@ class EngineConfig:
         RerankerPrompt.of(self.score_template, self.score_tokens)
         kind = device_names(self.device)[0][:4]
         if kind == "cpu" and self.dtype == "float16":
-            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
+            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32, bfloat16 or int8")
+        if kind == "cuda" and self.dtype == "int8":
+            raise ConfigError("dtype='int8': is for CPUs; a GPU takes float32, bfloat16 or float16")
         if kind == "cuda" and (self.forward_workers or 1) > 1:
             raise ConfigError(f"forward_workers={self.forward_workers}: a cuda device runs one forward at a time")
         AllowedHosts.of(self.allow_media_domains)

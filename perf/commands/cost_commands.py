@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
-from perf.cost import answers, bulk, coldstart, cores, front, memory, overhead, parsing, pool, preprocess, traces
+from perf.cost import answers, bulk, coldstart, cores, front, int8, memory, overhead, parsing, pool, preprocess, traces
 from perf.tools.servers import Options
 
 
@@ -36,6 +36,18 @@ def preprocess_command(
 ) -> None:
     """Throughput of preprocess by number of threads, and the cost of an image."""
     preprocess.run(Options(model=model), rounds=rounds, seconds=seconds)
+
+
+@main.command("int8")
+def int8_command(
+    *,
+    model: Model = None,
+    torch_threads: TorchThreads = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has every data type once for each batch.")] = 9,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds of one block.")] = 0.2,
+) -> None:
+    """Speed and retrieval of int8 beside float32 and bfloat16."""
+    int8.run(Options(model=model, torch_threads=torch_threads), rounds=rounds, seconds=seconds)
 
 
 @main.command("parsing")

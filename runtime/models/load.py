@@ -29,7 +29,7 @@ from staged_pool.runtime.models.devices.accelerators import (
     open_devices,
     record_forwards,
 )
-from staged_pool.runtime.models.devices.kernel_choices import Tuning, tuning
+from staged_pool.runtime.models.devices.kernel_choices import Tuning, capabilities, tuning
 from staged_pool.runtime.models.devices.launch import Launcher, Replica, Replicas
 from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.encoder import Encoder, compute
@@ -43,6 +43,7 @@ from staged_pool.runtime.models.input_preparer import open_text_workers
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
 from staged_pool.runtime.models.model_card import build_card, log_card
 from staged_pool.runtime.models.preparation import TextPreparation
+from staged_pool.runtime.models.quantizing.int8 import why_no_int8
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.input_roles import unknown_markers_to_prompts
@@ -62,7 +63,12 @@ _PROBED_ON_ONE_THREAD: Final = 200_000_000
 """Weights. The checks at load of a smaller model use one thread: their forwards are short, and threads that share one
 wait for each other in every layer if other programs use the cores."""
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,  # the checkpoint; its layers are rounded once their inputs are known
+}
 
 log = get_logger("staged_pool.models")
 
@@ -148,7 +154,8 @@ def _load(
         undo.callback(text_workers.close)
     image_inputs = None if reader is None else _image_inputs(folder, config, reader, towers)
     reads_videos = isinstance(image_inputs, MultimodalReader) and image_inputs.videos is not None
-    card = build_card(found.name, folder, source, replicas, config, dtype=dtype)
+    dtype_name = "int8" if config.dtype == "int8" else str(dtype).removeprefix("torch.")
+    card = build_card(found.name, folder, source, replicas, config, dtype=dtype_name)
     encoder = Encoder(
         card=replace(card, reads_videos=reads_videos),
         padded=tuple(lane for lane, tower in towers.items() if tower.pads),
@@ -283,17 +290,21 @@ def _load_towers(
     device: torch.device,
 ) -> Mapping[Lane, Tower]:
     """Load the towers of a folder, by lane."""
-    own_code = config.trust_remote_code
+    own_code, int8 = config.trust_remote_code, config.dtype == "int8"
+    if int8 and source is None:
+        raise ConfigError("dtype='int8': is for texts, and the model reads images only; use float32 or bfloat16")
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
     if sum(weight.numel() for weight in loaded.whole.parameters()) < _PROBED_ON_ONE_THREAD:
         use_threads(1)
     if folder.images is not None and source is not None and reader is not None:
         image_embedder = load_vision(loaded, reader)
-        text = build_text_tower(name, folder, source, loaded, attention=config.attention, image_embedder=image_embedder)
+        text = build_text_tower(
+            name, folder, source, loaded, attention=config.attention, int8=int8, image_embedder=image_embedder
+        )
         return {"text": text, "image": VisionLanguageTower(text, image_embedder)}
     towers: dict[Lane, Tower] = {}
     if source is not None:
-        towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
+        towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention, int8=int8)
     if reader is not None:
         towers["image"] = build_image_tower(name, folder, reader, loaded)
     if len({tower.width for tower in towers.values()}) > 1:
@@ -313,7 +324,11 @@ def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
     on_cpu = devices[0].type == "cpu"
     if wanted != "auto":
         if wanted == "float16" and on_cpu:
-            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
+            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32, bfloat16 or int8")
+        if wanted == "int8":
+            reason = why_no_int8(capabilities()) if on_cpu else "a GPU takes float32, bfloat16 or float16"
+            if reason:
+                raise ConfigError(f"dtype='int8': {reason}")
         return _DTYPES[wanted]
     if on_cpu:
         pays = tuning().choose(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Row
@@ -29,7 +28,7 @@ def build_card(
     replicas: Sequence[Replica],
     config: EngineConfig,
     *,
-    dtype: torch.dtype,
+    dtype: str,
 ) -> ModelCard:
     """Build the card of a model whose towers are loaded, without `load_s` and `memory_tokens`.
 
@@ -39,7 +38,7 @@ def build_card(
         source: Its tokenizer. None: the model reads no texts.
         replicas: At least one.
         config: Settings of the engine.
-        dtype: Data type of the weights.
+        dtype: Name of the data type of the weights.
     """
     towers = replicas[0].towers
     text, first = towers.get("text"), next(iter(towers.values()))
@@ -67,7 +66,7 @@ def build_card(
         vocabulary=text.tokenizer.settings.vocabulary if isinstance(text, TextTower) else 0,
         pooling="+".join(dense_spec.pooling) if dense_spec else "",
         normalize=bool(dense_spec and dense_spec.normalize),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         device=",".join(str(replica.device) for replica in replicas),
         splits_long_inputs=config.split_long_inputs and isinstance(text, TextTower) and Output.DENSE in outputs,
         attention="padded" if first.pads else "packed",

@@ -7,7 +7,9 @@ from typing import Final, get_args
 import pytest
 import torch
 
+from staged_pool.runtime.models.devices.kernel_choices import capabilities
 from staged_pool.runtime.models.kernels.linear import Product, prepacked
+from staged_pool.runtime.models.quantizing.int8 import why_no_int8
 
 
 def _why_not(dtype: torch.dtype) -> str | None:
@@ -35,3 +37,7 @@ MULTIPLIED: Final = [
     for dtype in _DTYPES
 ]
 """For `parametrize`: how fused layers multiply, and the dtype of their weights."""
+
+_WHY_NO_INT8: Final = why_no_int8(capabilities())
+
+needs_int8: Final = pytest.mark.skipif(_WHY_NO_INT8 is not None, reason=str(_WHY_NO_INT8))

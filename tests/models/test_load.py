@@ -221,7 +221,7 @@ def test_a_cuda_device_beyond_those_that_are_there_is_rejected(folder: Path, mon
 
 
 def test_float16_is_rejected_on_a_cpu(folder: Path) -> None:
-    message = "dtype='float16': is for GPUs; a CPU takes float32 or bfloat16"
+    message = "dtype='float16': is for GPUs; a CPU takes float32, bfloat16 or int8"
     assert rejection(folder, device="cpu", dtype="float16") == message
 
 

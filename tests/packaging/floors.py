@@ -49,6 +49,7 @@ FLOORS: Final = (
     "runtime/models/videos",
     "runtime/models/images",
     "runtime/models/architectures",
+    "runtime/models/quantizing",
     "runtime/models/kernels",
     "runtime/models/specs",
     "runtime/admission",

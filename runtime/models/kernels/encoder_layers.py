@@ -40,33 +40,55 @@ class Group(NamedTuple):
     """Leading tokens of each sequence that are attended to: all, unless it ends in a query's expansion."""
 
 
+class Int8(NamedTuple):
+    """How a matrix in int8 and its inputs are read as numbers; `runtime/models/quantizing` has the formulas."""
+
+    per_input: Tensor
+    """[in], float32: an input times this, plus `zero`, is rounded to an integer of 0 to 255."""
+    step: float
+    """Difference of two adjacent integers of the inputs."""
+    zero: int
+    """Integer that stands for an input of 0."""
+    weight_steps: Tensor
+    """[out], float32: difference of two adjacent integers of the weights."""
+    weight_zeros: Tensor
+    """[out]: integers that stand for a weight of 0: all 0."""
+
+
+class Matrix(NamedTuple):
+    """Weights of one linear layer, on the CPU."""
+
+    weight: Tensor
+    """In the layout of the layer's product."""
+    bias: Tensor | None
+    """[out]."""
+    int8: Int8 | None
+    """None: the weights are floating-point numbers."""
+
+
 class Layer(NamedTuple):
     """Weights of one encoder layer: attention, then two linear layers with an activation between them.
 
-    Both halves have a residual connection. Matrices are on the CPU.
+    Both halves have a residual connection.
     """
 
     product: str
-    """A `Product`, which decides the layout of the matrices. `plain`: [in, out]."""
+    """A `Product` or `int8`, which decides the layout of the matrices. `plain`: [in, out]."""
     normed_first: bool
     """True: pre-norm, a norm before each half. False: post-norm, a norm after each sum."""
     heads: int
     """Number of heads: the same for queries, keys and values."""
     scaling: float
     """Factor of the attention scores."""
-    qkv: Tensor
-    """Matrix of the projections to queries, keys and values, side by side."""
-    qkv_bias: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    up: Tensor
-    up_bias: Tensor | None
+    qkv: Matrix
+    """The projections to queries, keys and values, side by side."""
+    out: Matrix
+    up: Matrix
     activation: str
     """oneDNN's name of the activation."""
     algorithm: str
     """oneDNN's name of the activation's algorithm."""
-    down: Tensor
-    down_bias: Tensor | None
+    down: Matrix
     first_norm: Tensor
     """Factors of the norm of the attention half."""
     first_norm_bias: Tensor | None
@@ -100,7 +122,7 @@ def begin_layer(x: Tensor, layer: Layer) -> Tensor:
     """Project to queries, keys and values of each token, side by side: [tokens, width] -> [tokens, 3 * width]."""
     if layer.normed_first:
         x = F.layer_norm(x, [x.shape[1]], layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
-    return linear(x, layer.qkv, layer.qkv_bias, layer.product)
+    return linear(x, layer.qkv, layer.product)
 
 
 def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
@@ -112,12 +134,12 @@ def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
         layer: Its weights.
     """
     width = [x.shape[1]]
-    x = linear_added(attended, layer.out, layer.out_bias, x, layer.product)
+    x = linear_added(attended, layer.out, x, layer.product)
     if layer.normed_first:
         given = F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
     else:
         given = x = F.layer_norm(x, width, layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
-    x = linear_added(up_projection(given, layer), layer.down, layer.down_bias, x, layer.product)
+    x = linear_added(up_projection(given, layer), layer.down, x, layer.product)
     if layer.normed_first:
         return x
     return F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
@@ -158,18 +180,19 @@ def attend(qkv: Tensor, groups: list[Group], layer: Layer, causal: bool) -> Tens
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tensor:
+def linear(x: Tensor, matrix: Matrix, product: str) -> Tensor:
     """x W^T + b: [tokens, in] -> [tokens, out]."""
-    if product == "plain":
-        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-    return _pointwise(x, weight, bias, "none", "")
+    if product != "plain":
+        return _activated(x, matrix, "none", "")
+    bias = matrix.bias
+    return torch.mm(x, matrix.weight) if bias is None else torch.addmm(bias, x, matrix.weight)
 
 
 def up_projection(x: Tensor, layer: Layer) -> Tensor:
     """Apply the first linear layer after attention, and its activation: [tokens, width] -> [tokens, inner]."""
-    if layer.product == "fused":
-        return _pointwise(x, layer.up, layer.up_bias, layer.activation, layer.algorithm)
-    y = linear(x, layer.up, layer.up_bias, layer.product)
+    if layer.product != "plain":
+        return _activated(x, layer.up, layer.activation, layer.algorithm)
+    y = linear(x, layer.up, layer.product)
     if layer.activation == "gelu":
         torch.ops.aten.gelu_(y, approximate=layer.algorithm)
     elif layer.activation == "swish":
@@ -179,21 +202,61 @@ def up_projection(x: Tensor, layer: Layer) -> Tensor:
     return y
 
 
-def linear_added(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor, product: str) -> Tensor:
+def linear_added(x: Tensor, matrix: Matrix, other: Tensor, product: str) -> Tensor:
     """x W^T + b + other: [tokens, in] and [tokens, out] -> [tokens, out]."""
-    if product == "fused":
-        if is_scripting():
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, weight, bias, "add")
-        else:  # name the overload: Python tries the others first, and builds an error message for each
-            y = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, "add")
-        return y
-    return linear(x, weight, bias, product).add_(other)
-
-
-def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
-    scalars: list[int | float | complex | None] = []  # parameters of the activation
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, scalars, algorithm)
+    if product == "plain":
+        return linear(x, matrix, product).add_(other)
+    int8 = matrix.int8
+    if int8 is not None:
+        return _int8_added(x, matrix, int8, other)
+    if is_scripting():
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, matrix.weight, matrix.bias, "add")
+    else:  # name the overload: Python tries the others first, and builds an error message for each
+        y = torch.ops.mkldnn._linear_pointwise.binary(x, other, matrix.weight, matrix.bias, "add")
     return y
+
+
+def _activated(x: Tensor, matrix: Matrix, activation: str, algorithm: str) -> Tensor:
+    scalars: list[int | float | complex | None] = []  # parameters of the activation
+    int8 = matrix.int8
+    if int8 is None:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix.weight, matrix.bias, activation, scalars, algorithm)
+        return y
+    given = to_integers(x, int8)
+    if is_scripting():
+        y = torch.ops.onednn.qlinear_pointwise(
+            given, int8.step, int8.zero, matrix.weight, int8.weight_steps, int8.weight_zeros, matrix.bias,
+            1.0, 0, torch.float32, activation, scalars, algorithm,
+        )  # fmt: skip
+    else:
+        y = torch.ops.onednn.qlinear_pointwise.default(
+            given, int8.step, int8.zero, matrix.weight, int8.weight_steps, int8.weight_zeros, matrix.bias,
+            1.0, 0, torch.float32, activation, scalars, algorithm,
+        )  # fmt: skip
+    return y
+
+
+def _int8_added(x: Tensor, matrix: Matrix, int8: Int8, other: Tensor) -> Tensor:
+    """Compute `linear_added` of a matrix in int8."""
+    scalars: list[int | float | complex | None] = []
+    given = to_integers(x, int8)
+    if is_scripting():
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            given, int8.step, int8.zero, matrix.weight, int8.weight_steps, int8.weight_zeros, other, matrix.bias,
+            1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", scalars, "",
+        )  # fmt: skip
+    else:
+        y = torch.ops.onednn.qlinear_pointwise.binary(
+            given, int8.step, int8.zero, matrix.weight, int8.weight_steps, int8.weight_zeros, other, matrix.bias,
+            1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", scalars, "",
+        )  # fmt: skip
+    return y
+
+
+def to_integers(x: Tensor, int8: Int8) -> Tensor:
+    """Round inputs of a matrix to integers of 0 to 255: [tokens, in] -> [tokens, in], uint8."""
+    # The cast cuts the fraction off, and of numbers outside of its range it makes anything.
+    return torch.addcmul(torch.full([1], int8.zero + 0.5), x, int8.per_input).clamp_(0, 255).to(torch.uint8)
 
 
 def layers_as_one_call(part: Callable[..., Any] = optional_torch) -> RunLayers:

@@ -20,7 +20,7 @@ NO_KERNEL: Final = (RuntimeError, AttributeError)
 """Errors of a missing kernel: torch raises the first, and an operator that a build lacks the second."""
 
 Product = Literal["fused", "plain"]
-"""A kernel for matrix products.
+"""A kernel for matrix products of floating-point numbers.
 
 - `fused`: oneDNN, with weights in its own layout. It applies activations and sums while it writes the product.
 - `plain`: the BLAS library that torch was built with, with weights as [in, out].
@@ -113,13 +113,26 @@ def prepack_linears(model: nn.Module) -> Callable[[], None]:
     Raises:
         NO_KERNEL: This build of torch or this processor lacks the kernels.
     """
+    return replace_linears(model, lambda linear: PrepackedLinear(linear.weight, linear.bias))
+
+
+def replace_linears(model: nn.Module, replacement: Callable[[nn.Linear], nn.Module]) -> Callable[[], None]:
+    """Replace every `nn.Linear` of a model.
+
+    Args:
+        model: The model.
+        replacement: Makes the new layer; all are made before the first is put in place.
+
+    Returns:
+        A function that puts the original layers back.
+    """
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear  # a subclass may compute something else
     ]
-    layers = [PrepackedLinear(linear.weight, linear.bias) for _, _, linear in places]
+    layers = [replacement(linear) for _, _, linear in places]
     for (parent, name, _), layer in zip(places, layers, strict=True):
         setattr(parent, name, layer)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import torch
+from torch import Tensor
+
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import Payload, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
@@ -18,6 +21,8 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.sparse import TokenLookup
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.models.quantizing.agreement import LEAST_MEAN
+from staged_pool.runtime.models.quantizing.texts import TYPICAL, UNSEEN
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, SpladeSpec
 from staged_pool.runtime.models.specs.pair_forms import PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import LOOKED_UP, padded_roles, resolve_roles
@@ -28,7 +33,7 @@ from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
-from staged_pool.runtime.requests import Output
+from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
@@ -99,6 +104,7 @@ def build_text_tower(
     loaded: Loaded,
     *,
     attention: Attention,
+    int8: bool = False,
     image_embedder: ImageEmbedder | None = None,
 ) -> TextTower:
     """Build the tower that a folder describes, in the fastest form that is right.
@@ -109,6 +115,7 @@ def build_text_tower(
         source: Its tokenizer.
         loaded: Its checkpoint.
         attention: See `EngineConfig`.
+        int8: Run the transformer's layers in int8.
         image_embedder: Image part of a vision language model: layout and speedups are checked for images, too.
 
     Raises:
@@ -129,6 +136,8 @@ def build_text_tower(
     if reason := speedups.attend_in_one_call():
         log.debug("model.attends_in_groups", model=name, reason=reason)
     parameters = _count_parameters(loaded, transformer, heads)  # before the speedups replace modules
+    if int8:
+        _quantize(name, transformer, heads, tokenizer, speedups)
     _speed_up(name, transformer, speedups, image_embedder)
     reads_images = folder.image_heads or image_embedder is not None
     return TextTower(
@@ -247,6 +256,43 @@ def _count_parameters(loaded: Loaded, transformer: PackedTransformer, heads: Map
         return weights + sum(head.parameters() for head in heads.values())
     weights = sum(weight.numel() for weight in loaded.whole.parameters())  # with the heads, which are copies of layers
     return weights - loaded.image_parameters()
+
+
+def _quantize(
+    name: str,
+    transformer: PackedTransformer,
+    heads: Mapping[Output, Head],
+    tokenizer: TextTokenizer,
+    speedups: Speedups,
+) -> None:
+    """Run linear layers in int8.
+
+    Raises:
+        ConfigError: They cannot, or the vectors of texts would differ too much from those of float32.
+    """
+
+    def sequences(texts: Sequence[str]) -> Sequence[TokenSequence]:
+        ids = [tokenizer.tokenize(text, add_special_tokens=True).ids for text in texts]
+        return [TokenSequence(some[: tokenizer.settings.max_tokens], DENSE_ONLY) for some in ids if some]
+
+    dense, unseen = heads.get(Output.DENSE), sequences(UNSEEN)
+
+    def vector(sequence: TokenSequence) -> Tensor:
+        """Compute what clients get; for a model that gives no vectors, the mean token vector."""
+        batch = transformer.pack([sequence])
+        hidden = transformer.hidden(batch)
+        return hidden.float().mean(dim=0) if dense is None else torch.as_tensor(dense(hidden, batch)()[0])
+
+    try:
+        agreement = speedups.quantize(sequences(TYPICAL), lambda: torch.stack([vector(one) for one in unseen]))
+    except MISUSE_ERRORS as error:
+        raise ConfigError(f"dtype='int8': {name} fails in it: {error}; use float32 or bfloat16") from error
+    if not agreement.mean >= LEAST_MEAN:
+        raise ConfigError(
+            f"dtype='int8': vectors of {name} agree too little with those of float32: cosines are {agreement}, and the "
+            f"mean must be {LEAST_MEAN} or more; use float32 or bfloat16"
+        )
+    log.info("model.int8", model=name, cosine_mean=round(agreement.mean, 4), cosine_least=round(agreement.least, 4))
 
 
 def _speed_up(

@@ -8,7 +8,8 @@ more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,17 @@ from staged_pool.runtime.models.kernels.attention import PACKED
 from staged_pool.runtime.models.kernels.encoder_layers import (
     Group,
     Layer,
+    Matrix,
     begin_layer,
     finish_layer,
     layers_as_one_call,
 )
 from staged_pool.runtime.models.kernels.linear import Product, default_product, in_layout
+from staged_pool.runtime.models.quantizing.int8 import to_int8
+from staged_pool.runtime.models.quantizing.ranges import InputRange
 from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, match_layer
+
+Ranges: TypeAlias = Mapping[nn.Linear, InputRange]
 
 
 class Activation(NamedTuple):
@@ -71,17 +77,20 @@ class FusedLayers(nn.Module):
     Args:
         parts: Parts of the layers, on the CPU, in float32 or bfloat16. Their matrices are copied to a new layout.
         product: Kernels of the matrix products. None: the usual ones of this processor.
+        ranges: Inputs of the linear layers, which then run in int8. None: they run in the dtype of their weights.
 
     Raises:
         NO_KERNEL: This build of torch, or this processor, does not have these kernels.
     """
 
-    def __init__(self, parts: Sequence[LayerParts], product: Product | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[LayerParts], product: Product | None = None, ranges: Ranges | None = None
+    ) -> None:
         super().__init__()
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # attention functions of transformers read it here
         product = product or default_product(parts[0].down.weight.dtype)
-        self.layers = [_fused(layer, product) for layer in parts]
+        self.layers = [_fused(layer, product, ranges) for layer in parts]
         """The fused layers, in the order in which they run."""
         self._run = layers_as_one_call()
 
@@ -136,12 +145,15 @@ def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
     return places
 
 
-def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None = None) -> Callable[[], None]:
+def fuse_layers(
+    places: Sequence[tuple[nn.Module, str]], product: Product | None = None, ranges: Ranges | None = None
+) -> Callable[[], None]:
     """Replace modules by `FusedLayers`, in a model in eval mode on the CPU.
 
     Args:
         places: Result of `fusible_layers`.
         product: See `FusedLayers`.
+        ranges: See `FusedLayers`.
 
     Returns:
         A function that puts the original layers back.
@@ -150,7 +162,7 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
         NO_KERNEL: See `FusedLayers`.
     """
     originals = [parent.get_submodule(name) for parent, name in places]
-    for (parent, name), fused in zip(places, [_fuse(module, product) for module in originals], strict=True):
+    for (parent, name), fused in zip(places, [_fuse(module, product, ranges) for module in originals], strict=True):
         setattr(parent, name, fused)
 
     def restore() -> None:
@@ -160,9 +172,9 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
     return restore
 
 
-def _fuse(module: nn.Module, product: Product | None) -> nn.Module:
+def _fuse(module: nn.Module, product: Product | None, ranges: Ranges | None) -> nn.Module:
     """Build the replacement of a layer, or of a list of layers: then a list of one."""
-    fused = FusedLayers([parts for layer in _layers(module) if (parts := _fusible(layer))], product)
+    fused = FusedLayers([parts for layer in _layers(module) if (parts := _fusible(layer))], product, ranges)
     return nn.ModuleList([fused]) if isinstance(module, nn.ModuleList) else fused
 
 
@@ -188,55 +200,73 @@ def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
     )
 
 
-def _fused(parts: LayerParts, product: Product) -> Layer:
+def _fused(parts: LayerParts, product: Product, ranges: Ranges | None) -> Layer:
     """Lay out the weights of a layer for the kernels."""
     activation, factor = _ACTIVATIONS[type(parts.activation)]
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms
+    laid_out = partial(_laid_out, product=product, ranges=ranges)
     with torch.no_grad():
-        qkv = in_layout(torch.cat([linear.weight for linear in parts.projections]), product)
-        out, out_bias = _scaled(parts.out, first, product)
-        up, up_bias = _scaled(parts.up, factor, product)
-        down, down_bias = _scaled(parts.down, second, product, given=factor)
-    return Layer(
-        product=product,
-        normed_first=parts.normed_first,
-        heads=parts.heads,
-        scaling=parts.scaling,
-        qkv=qkv,
-        qkv_bias=_biases(parts.projections),
-        out=out,
-        out_bias=out_bias,
-        up=up,
-        up_bias=up_bias,
-        activation=activation.kernel,
-        algorithm=activation.algorithm,
-        down=down,
-        down_bias=down_bias,
-        first_norm=first_norm.weight.detach(),
-        first_norm_bias=_detached(first_norm.bias),
-        first_epsilon=first_norm.eps,
-        second_norm=second_norm.weight.detach(),
-        second_norm_bias=_detached(second_norm.bias),
-        second_epsilon=second_norm.eps,
-    )
+        return Layer(
+            product=product if ranges is None else "int8",
+            normed_first=parts.normed_first,
+            heads=parts.heads,
+            scaling=parts.scaling,
+            qkv=laid_out(
+                parts.projections[0],
+                torch.cat([linear.weight for linear in parts.projections]),
+                _biases(parts.projections),
+            ),
+            out=laid_out(parts.out, *_scaled(parts.out, first)),
+            up=laid_out(parts.up, *_scaled(parts.up, factor)),
+            activation=activation.kernel,
+            algorithm=activation.algorithm,
+            down=laid_out(parts.down, *_scaled(parts.down, second, given=factor), given=factor),
+            first_norm=first_norm.weight.detach(),
+            first_norm_bias=_detached(first_norm.bias),
+            first_epsilon=first_norm.eps,
+            second_norm=second_norm.weight.detach(),
+            second_norm_bias=_detached(second_norm.bias),
+            second_epsilon=second_norm.eps,
+        )
 
 
-def _scaled(
-    linear: nn.Linear, scale: Tensor | float, product: Product, *, given: float = 1.0
-) -> tuple[Tensor, Tensor | None]:
+def _scaled(linear: nn.Linear, scale: Tensor | float, *, given: float = 1.0) -> tuple[Tensor, Tensor | None]:
     """Fold factors into a linear layer: weights and bias that give (x / given W^T + b) * scale.
 
     Args:
         linear: W and b.
         scale: [out, 1], or one number for all outputs.
-        product: Kernels that the weights are laid out for.
         given: Factor that x has already been multiplied with.
     """
     bias: Tensor | None = linear.bias
     if bias is not None:
         bias = (bias.unsqueeze(1) * scale).squeeze(1).detach()
-    return in_layout(linear.weight * (scale / given), product), bias
+    return linear.weight * (scale / given), bias
+
+
+def _laid_out(
+    linear: nn.Linear,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    product: Product,
+    ranges: Ranges | None,
+    given: float = 1.0,
+) -> Matrix:
+    """Lay out weights for the kernels.
+
+    Args:
+        linear: A layer with the same inputs.
+        weight: [out, in].
+        bias: [out].
+        product: Kernels for floating-point numbers.
+        ranges: Inputs of linear layers. None: the weights stay floating-point numbers.
+        given: Factor that the inputs have been multiplied with.
+    """
+    if ranges is None:
+        return Matrix(in_layout(weight, product), bias, None)
+    return to_int8(weight, bias, ranges[linear].times(given))
 
 
 def _detached(weight: Tensor | None) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,11 +13,18 @@ from torch import Tensor, nn
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import takes_varlen
 from staged_pool.runtime.models.kernels.encoder_layers import Group
-from staged_pool.runtime.models.kernels.linear import prepack_linears
+from staged_pool.runtime.models.kernels.linear import prepack_linears, replace_linears
 from staged_pool.runtime.models.kernels.self_check import keep_if_equal
+from staged_pool.runtime.models.quantizing.agreement import Agreement
+from staged_pool.runtime.models.quantizing.int8 import Int8Linear
+from staged_pool.runtime.models.quantizing.ranges import record_ranges
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, LONGEST, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.stages.errors import ConfigError
+
+_RANDOM_TOKENS: Final = (4, 8, 16, 32, 64, 128) * 5
+"""Lengths of random sequences: they have rarer values than texts, which texts of other kinds may have, too."""
 
 
 class Speedups:
@@ -40,6 +48,41 @@ class Speedups:
         transformer = self._transformer
         places = [] if transformer.start_state is not None else fusible_layers(transformer.model)
         return self._keep_if_equal(partial(fuse_layers, places)) if places else None
+
+    def quantize(self, typical: Sequence[TokenSequence], compute: Callable[[], Tensor]) -> Agreement:
+        """Run linear layers in int8, and those of a known structure in few kernel calls, too.
+
+        Args:
+            typical: Inputs that set the ranges of the layers; random ones are added to them.
+            compute: Returns vectors, [texts, width], for the same other texts each time.
+
+        Returns:
+            The agreement of the vectors of `compute` with those of the model as it was.
+
+        Raises:
+            ConfigError: Forwards change the model.
+            NO_KERNEL: This build of torch or this processor lacks the kernels.
+        """
+        transformer, model = self._transformer, self._transformer.model
+        if transformer.start_state is not None:
+            raise ConfigError("dtype='int8': forwards change the model; use float32 or bfloat16")
+        random = transformer.probes(self._max_tokens).random_sequences(
+            [min(self._max_tokens, length) for length in _RANDOM_TOKENS], np.random.default_rng(0)
+        )
+
+        def run() -> None:
+            for sequence in (*typical, *random):  # each alone: padding would widen the ranges
+                transformer.hidden(transformer.pack([sequence]))
+
+        with torch.inference_mode():
+            before, self._vectors = compute(), None
+            ranges = record_ranges([module for module in model.modules() if type(module) is nn.Linear], run)
+            fuse_layers(fusible_layers(model), ranges=ranges)
+            replace_linears(
+                model,
+                lambda linear: Int8Linear(linear.weight, linear.bias, ranges[linear]) if linear in ranges else linear,
+            )
+            return Agreement.of(compute(), before)
 
     def prepack(self) -> str | None:
         """Lay the weights of linear layers out for the processor."""
