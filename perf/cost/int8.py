@@ -1,4 +1,4 @@
-"""What int8 gains and loses beside float32 and bfloat16: speed, cosines, and answers found."""
+"""Speed, cosines and found answers of int8, beside float32 and bfloat16."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Vectors = NDArray[np.float32]
 
 
 class Pair(NamedTuple):
-    """The first sentence of a paragraph as a query, and the rest of it as the document that answers it."""
+    """A query, the first sentence of a paragraph, and its document: the rest of the paragraph."""
 
     query: str
     document: str
 
 
 class Quality(NamedTuple):
-    """How the vectors of a data type find documents, and how near they are to those of float32."""
+    """Retrieval by the vectors of a data type, and their nearness to those of float32."""
 
     cosine_mean: float
     cosine_least: float
@@ -120,8 +120,9 @@ def embed(model: Encoder, texts: Sequence[str]) -> Vectors:
         given = [ModelInput(TextInput(text, max_tokens=MODEL_MAX), DENSE_ONLY) for text in some]
         payloads = [prepared.payload for prepared in model.preprocess(given) if isinstance(prepared, Prepared)]
         rows += [np.asarray(row.values[Output.DENSE]) for row in model.forward(payloads) if isinstance(row, Row)]
-    vectors: Vectors = np.stack(rows)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = np.stack(rows)
+    normalized: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return normalized
 
 
 def _speeds(

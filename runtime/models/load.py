@@ -11,7 +11,6 @@ from typing import Final
 
 import torch
 
-from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.load_progress import LoadPhase, LoadProgress
 from staged_pool.runtime.machine.cores import usable_cores
@@ -21,17 +20,16 @@ from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static_tokenizer
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
+from staged_pool.runtime.models.data_types import choose_dtype
 from staged_pool.runtime.models.devices.accelerators import (
     bytes_per_token,
     fitting_tokens,
     free_bytes,
-    multiplies_bfloat16,
     open_devices,
     record_forwards,
 )
-from staged_pool.runtime.models.devices.kernel_choices import Tuning, capabilities, tuning
+from staged_pool.runtime.models.devices.kernel_choices import Tuning, tuning
 from staged_pool.runtime.models.devices.launch import Launcher, Replica, Replicas
-from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.folders.files import check_files
@@ -43,7 +41,6 @@ from staged_pool.runtime.models.input_preparer import open_text_workers
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
 from staged_pool.runtime.models.model_card import build_card, log_card
 from staged_pool.runtime.models.preparation import TextPreparation
-from staged_pool.runtime.models.quantizing.int8 import why_no_int8
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.input_roles import unknown_markers_to_prompts
@@ -62,13 +59,6 @@ _MAX_WORKERS: Final = 16
 _PROBED_ON_ONE_THREAD: Final = 200_000_000
 """Weights. The checks at load of a smaller model use one thread: their forwards are short, and threads that share one
 wait for each other in every layer if other programs use the cores."""
-
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,  # the checkpoint; its layers are rounded once their inputs are known
-}
 
 log = get_logger("staged_pool.models")
 
@@ -142,7 +132,7 @@ def _load(
     use_threads(threads)
     folder, source = _read(found, config)
     looked_up = folder.architecture == "static embedding" and config.dtype == "auto"
-    dtype = torch.float32 if looked_up else _dtype(config.dtype, devices)
+    dtype = torch.float32 if looked_up else choose_dtype(config.dtype, devices)
     reader = _open_images(folder, config, memory, undo)
     with progress.phase(found.name, LoadPhase.WEIGHTS):
         replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
@@ -311,34 +301,6 @@ def _load_towers(
         widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
         raise ConfigError(f"vectors of texts and of images cannot be compared: they have widths of {widths}")
     return towers
-
-
-def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
-    """Return the data type of the weights.
-
-    `auto` is bfloat16 if every GPU multiplies in it, or float16; on a CPU, bfloat16 if it is faster there, or float32.
-
-    Raises:
-        ConfigError: `wanted` does not run on the device.
-    """
-    on_cpu = devices[0].type == "cpu"
-    if wanted != "auto":
-        if wanted == "float16" and on_cpu:
-            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32, bfloat16 or int8")
-        if wanted == "int8":
-            reason = why_no_int8(capabilities()) if on_cpu else "a GPU takes float32, bfloat16 or float16"
-            if reason:
-                raise ConfigError(f"dtype='int8': {reason}")
-        return _DTYPES[wanted]
-    if on_cpu:
-        pays = tuning().choose(
-            "bfloat16",
-            table=bfloat16_usually_pays(),
-            measure=bfloat16_pays,
-            allowed=lambda kept: isinstance(kept, bool),
-        )
-        return torch.bfloat16 if pays else torch.float32
-    return torch.bfloat16 if all(map(multiplies_bfloat16, devices)) else torch.float16
 
 
 def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:

@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 class Int8(NamedTuple):
-    """How a matrix in int8 and its inputs are read as numbers; `runtime/models/quantizing` has the formulas."""
+    """Meaning of the integers of a matrix in int8, and of its inputs; see `runtime/models/quantizing`."""
 
     per_input: Tensor
     """[in], float32: an input times this, plus `zero`, is rounded to an integer of 0 to 255."""

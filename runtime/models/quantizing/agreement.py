@@ -1,4 +1,4 @@
-"""How well the vectors of an int8 model agree with those of float32."""
+"""Agreement of the vectors of an int8 model with those of float32."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ sums exactly: so the result for one text does not depend on the others in its ba
 - Weights: integers of -127 to 127 for each output, in steps of its largest weight / 127.
 - A few channels of transformers have far larger inputs than the others, which would all be rounded to a few integers.
   So each input is first divided by a number s_i, and its weights are multiplied by it. It is SmoothQuant's
-  s_i = max|x_i|^a / max|w_i|^(1 - a), with a = 0.8 (Xiao and others, 2023, equation 4). docs/int8.md has what it gains.
+  s_i = max|x_i|^a / max|w_i|^(1 - a), with a = 0.8 (Xiao and others, 2023, equation 4). docs/int8.md has the gain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -55,7 +56,7 @@ class Int8Linear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-def why_no_int8(able: dict[str, Any], ops: Any = torch.ops) -> str | None:
+def why_no_int8(able: Mapping[str, Any], ops: Any = torch.ops) -> str | None:
     """Return why matrices do not run in int8 here. None: they do.
 
     Args:

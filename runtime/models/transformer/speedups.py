@@ -50,7 +50,7 @@ class Speedups:
         return self._keep_if_equal(partial(fuse_layers, places)) if places else None
 
     def quantize(self, typical: Sequence[TokenSequence], compute: Callable[[], Tensor]) -> Agreement:
-        """Run linear layers in int8, and those of a known structure in few kernel calls, too.
+        """Run linear layers in int8, those of a known structure in few kernel calls.
 
         Args:
             typical: Inputs that set the ranges of the layers; random ones are added to them.
@@ -60,7 +60,7 @@ class Speedups:
             The agreement of the vectors of `compute` with those of the model as it was.
 
         Raises:
-            ConfigError: Forwards change the model.
+            ConfigError: Forwards change the model, or it has no linear layers.
             NO_KERNEL: This build of torch or this processor lacks the kernels.
         """
         transformer, model = self._transformer, self._transformer.model
@@ -77,6 +77,8 @@ class Speedups:
         with torch.inference_mode():
             before, self._vectors = compute(), None
             ranges = record_ranges([module for module in model.modules() if type(module) is nn.Linear], run)
+            if not ranges:
+                raise ConfigError(f"dtype='int8': {type(model).__name__} has no linear layers; use float32")
             fuse_layers(fusible_layers(model), ranges=ranges)
             replace_linears(
                 model,
