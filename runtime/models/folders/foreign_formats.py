@@ -48,7 +48,9 @@ _FORMATS: Final[tuple[tuple[str, str], ...]] = (
 _CONVERT: Final = "; fetch or convert the weights to model.safetensors in the layout of transformers"
 
 _LIBRARIES: Final[Mapping[str, str]] = {
-    "gliner_config.json": "a GLiNER model (entities of labels named by the request), which is not supported",
+    "gliner_config.json": (
+        "a GLiNER model (entities of labels named by the request), which only a plugin reads: examples/entities"
+    ),
     "open_clip_config.json": (
         "an open_clip model: convert it to the layout of transformers (convert_clip_original_pytorch_to_hf.py), or "
         "name a repository that has it"

@@ -1,0 +1,1 @@
+"""Entities of any label in texts, found by GLiNER models."""
