@@ -128,6 +128,24 @@ def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
         raise InvalidInput(f"outputs must be one or several of {known}.", param="outputs") from None
 
 
+def candidate_labels(given: object) -> tuple[str, ...] | None:
+    """Convert labels, given as several texts or as one with commas between them.
+
+    Raises:
+        InvalidInput: They are something else.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return tuple(label.strip() for label in given.split(",") if label.strip())
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview):
+        labels = tuple(given)
+        if all(isinstance(label, str) for label in labels):
+            return labels
+    message = "candidate_labels must be texts, or one text with commas between the labels."
+    raise InvalidInput(message, param="candidate_labels")
+
+
 def whole_number(name: str, value: object) -> None:
     """Check that a value is None or an int, else raise `InvalidInput`."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):

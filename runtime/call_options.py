@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypedDict
 
 from staged_pool.runtime.requests import Aggregation, Output
@@ -40,11 +40,15 @@ class ClassifyOptions(CallOptions, total=False):
     """Arguments of `EngineApi.classify`."""
 
     activate: bool
+    candidate_labels: str | Sequence[str] | None
+    hypothesis_template: str
+    multi_label: bool
 
 
-class TokenClassifyOptions(ClassifyOptions, total=False):
+class TokenClassifyOptions(CallOptions, total=False):
     """Arguments of `EngineApi.classify_tokens`."""
 
+    activate: bool
     aggregation: Aggregation
 
 

@@ -65,17 +65,18 @@ class Portion(Generic[T]):
         return InputRange(self.first, len(self.inputs))
 
 
-def portions(inputs: Iterable[T], *, may_be_empty: bool) -> Iterator[Portion[T]]:
+def portions(inputs: Iterable[T], *, may_be_empty: bool, max_items: int = REQUEST_ITEMS) -> Iterator[Portion[T]]:
     """Divide the inputs of a call between requests, as they come.
 
     Args:
         inputs: Inputs of the call.
+        max_items: Most inputs of one request.
         may_be_empty: No input makes no request. False: it makes an empty one, which the engine rejects.
     """
     portion, size = Portion[T](0), 0
     for given in inputs:
         more = _bytes(given)
-        if portion.inputs and (len(portion.inputs) == REQUEST_ITEMS or size + more > REQUEST_BYTES):
+        if portion.inputs and (len(portion.inputs) == max_items or size + more > REQUEST_BYTES):
             yield portion
             portion, size = Portion(portion.range.last), 0
         portion.inputs.append(given)

@@ -16,6 +16,9 @@ MODEL_MAX: Final = -1
 MAX_SALT_CHARACTERS: Final = 1024
 """Most characters of a `Request.cache_salt`."""
 
+HYPOTHESIS: Final = "This example is {}."
+"""Usual `ClassifyRequest.hypothesis_template`, as in the zero-shot classification pipeline of transformers."""
+
 Side: TypeAlias = Literal["left", "right"]
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 
@@ -191,6 +194,8 @@ class PairInput:
     """Side of each text that is cut off. See `TextInput.truncate_side`."""
     instruction: str | None = None
     """Description of a good match, for models whose template has a place for it."""
+    cuts_first_only: bool = False
+    """Let `max_tokens` cut the first text alone. A second text that leaves no room for it is an error."""
 
 
 Parts: TypeAlias = tuple[str | Image, ...]
@@ -271,6 +276,19 @@ class ClassifyRequest(Request):
 
     activate: bool = True
     """False returns logits, without the model's activation."""
+
+    candidate_labels: tuple[str, ...] | None = None
+    """Labels of the caller. None: the labels of the model.
+
+    A model of natural language inference reads each text with each of them (zero-shot classification). So a request has
+    an item for each of these pairs.
+    """
+
+    hypothesis_template: str = HYPOTHESIS
+    """Statement about a text that each label completes: `{}` stands for the label. Only with `candidate_labels`."""
+
+    multi_label: bool = False
+    """Score each of `candidate_labels` by itself. False: the scores of a text add up to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

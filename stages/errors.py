@@ -11,8 +11,9 @@ ECHO_LIMIT = 40
 """Most characters of a caller's value that a message repeats."""
 
 REQUEST_SETTINGS: Final = frozenset({
-    "aggregation", "dimensions", "instruction", "late_chunking", "max_document_tokens", "max_query_tokens",
-    "max_tokens", "offsets", "outputs", "prompt", "prompt_name", "top_n",
+    "aggregation", "candidate_labels", "dimensions", "hypothesis_template", "instruction", "late_chunking",
+    "max_document_tokens", "max_query_tokens", "max_tokens", "multi_label", "offsets", "outputs", "prompt",
+    "prompt_name", "top_n",
 })  # fmt: skip
 """Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 

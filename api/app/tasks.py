@@ -23,6 +23,7 @@ from staged_pool.api.wire.dialects import (
     tei,
     voyage,
     weaviate,
+    zero_shot,
 )
 from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.api.wire.errors import plain_error
@@ -66,8 +67,8 @@ class Task:
     """Every input is an image."""
     takes_data: bool = False
     """The body may have data for a plugin instead."""
-    narrow: Callable[[Body], pooling.Narrowed] | None = None
-    """Reads a body's further requirements of a model, if `able` is true of every model."""
+    narrow: Callable[[Body], pooling.Narrowed | None] | None = None
+    """Reads a body's further requirements of a model; None if it has none."""
 
     @property
     def operation(self) -> str:
@@ -166,7 +167,9 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
         "/pooling": replace(_POOLING, forms=True, takes_data=True),
-        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
+        "/classify": Task(
+            "Classification", _gives(Output.LABELS), classify.read_classify, forms=True, narrow=zero_shot.narrowed
+        ),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
@@ -188,7 +191,10 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
             "Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE), output="sparse vectors"
         ),
         "/predict": Task(
-            "Classification", _gives(Output.LABELS), partial(tei.read_predict, auto_truncate=auto_truncate)
+            "Classification",
+            _gives(Output.LABELS),
+            partial(tei.read_predict, auto_truncate=auto_truncate),
+            narrow=zero_shot.narrowed,
         ),
         "/similarity": Task(
             "Embeddings", _gives(Output.DENSE), partial(tei.read_similarity, auto_truncate=auto_truncate)

@@ -82,6 +82,7 @@ def batch_requests(
     form_of: Callable[[Given], Form] = form,
     streamed: bool = False,
     whole: bool = False,
+    items_each: int = 1,
 ) -> Iterator[BatchRequest]:
     """Yield the requests of a call, one for each batch of inputs.
 
@@ -93,10 +94,10 @@ def batch_requests(
         form_of: See `split`.
         streamed: See `ServerRequest`.
         whole: Send all inputs in one request.
+        items_each: Items that the server makes of an input.
     """
-    ranges = (
-        iter((InputRange(0, len(inputs)),)) if whole else split(inputs, max_items=defaults.batch_items, form_of=form_of)
-    )
+    most = max(1, defaults.batch_items // max(1, items_each))
+    ranges = iter((InputRange(0, len(inputs)),)) if whole else split(inputs, max_items=most, form_of=form_of)
     for number, input_range in enumerate(ranges):
         some = inputs[input_range.first : input_range.last]
         yield BatchRequest(number, input_range, ServerRequest(path=path, fields=fields(some), streamed=streamed))
@@ -119,9 +120,12 @@ def batched(
     timeout_s: float | None,
     progress: Progress,
     whole: bool = False,
+    items_each: int = 1,
 ) -> CallPlan[P, R]:
     """Make a call that sends its inputs in batches with the same other fields; see `batch_requests`."""
-    batches = partial(batch_requests, defaults, path, inputs, partial(with_inputs, common), whole=whole)
+    batches = partial(
+        batch_requests, defaults, path, inputs, partial(with_inputs, common), whole=whole, items_each=items_each
+    )
     return CallPlan(total=len(inputs), batches=batches, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 

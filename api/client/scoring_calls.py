@@ -17,7 +17,7 @@ from staged_pool.client.results import EntitiesResult
 from staged_pool.runtime import arguments, joining
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.progress import Progress
-from staged_pool.runtime.requests import Aggregation, Content
+from staged_pool.runtime.requests import HYPOTHESIS, Aggregation, Content
 from staged_pool.runtime.results import ClassifyResult, RerankResult, ScoreResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.errors import InvalidInput
@@ -30,17 +30,24 @@ def classify(
     inputs: Inputs | Sequence[tuple[str, str]],
     *,
     activate: bool = True,
+    candidate_labels: str | Sequence[str] | None = None,
+    hypothesis_template: str = HYPOTHESIS,
+    multi_label: bool = False,
     max_tokens: int | None = None,
     cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
 ) -> CallPlan[ClassifyResult, ClassifyResult]:
-    """Score the model's labels for each input or pair of texts; see `Engine.classify` for the result.
+    """Score the labels for each input or pair of texts; see `Engine.classify` for the result.
 
     Args:
         inputs: One input, or a list of inputs or of pairs of texts.
         activate: Apply the model's activation to the scores. False: return logits.
+        candidate_labels: Labels to choose among, instead of those of the model; for models of natural language
+            inference. Inputs are texts then.
+        hypothesis_template: Statement that each candidate label completes; `{}` stands for the label.
+        multi_label: Score each candidate label by itself. False: the scores of a text add up to 1.
         max_tokens: See `embed`.
         cache_salt: See `embed`.
         model: See `embed`.
@@ -51,11 +58,28 @@ def classify(
         InvalidInput: An argument or an input is wrong.
     """
     sources = [source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
+    labels = arguments.candidate_labels(candidate_labels)
+    arguments.text("hypothesis_template", hypothesis_template)
     common = defaults.fields(
-        model, use_activation=activate, truncate_prompt_tokens=max_tokens, cache_salt=arguments.cache_salt(cache_salt)
+        model,
+        use_activation=activate,
+        candidate_labels=labels,
+        hypothesis_template=None if hypothesis_template == HYPOTHESIS else hypothesis_template,
+        multi_label=multi_label or None,
+        truncate_prompt_tokens=max_tokens,
+        cache_salt=arguments.cache_salt(cache_salt),
     )
-    read, join = reading.read_labels, joining.join_labels
-    return batched(defaults, "/classify", sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
+    return batched(
+        defaults,
+        "/classify",
+        sources,
+        common,
+        read=reading.read_labels,
+        join=joining.join_labels,
+        timeout_s=timeout_s,
+        progress=progress,
+        items_each=len(labels or ("",)),
+    )
 
 
 def classify_tokens(

@@ -22,8 +22,9 @@ from staged_pool.api.commands.inputs import (
 from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.runtime import arguments
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.requests import MODEL_MAX
+from staged_pool.runtime.requests import HYPOTHESIS, MODEL_MAX
 from staged_pool.runtime.settings import ENV_PREFIX
 from staged_pool.stages.errors import ConfigError
 
@@ -76,14 +77,30 @@ def _score(*, query: str, documents: tuple[str, ...], activate: bool, **_: Any) 
     _run_with_engine(use)
 
 
-def _classify(*, texts: tuple[str, ...], image: tuple[Path, ...], activate: bool, **_: Any) -> None:
+def _classify(
+    *,
+    texts: tuple[str, ...],
+    image: tuple[Path, ...],
+    activate: bool,
+    candidate_labels: str | None,
+    hypothesis_template: str,
+    multi_label: bool,
+    **_: Any,
+) -> None:
     with errors_in_flag_words():
         given = texts_and_images(texts, image)
+    labels = arguments.candidate_labels(candidate_labels)
 
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in portions(given, config.max_request_items):
+        for first, some in portions(given, max(1, config.max_request_items // len(labels or ("",)))):
             with errors_by_name(some, first):
-                result = await engine.classify(await read_images(some), activate=activate)
+                result = await engine.classify(
+                    await read_images(some),
+                    activate=activate,
+                    candidate_labels=labels,
+                    hypothesis_template=hypothesis_template,
+                    multi_label=multi_label,
+                )
             best = result.best.tolist()
             rows = zip(some, best, result.scores.tolist(), strict=True)
             for index, (each, place, probs) in enumerate(rows, start=first):
@@ -169,10 +186,34 @@ score: Final = SettingsCommand(
 classify: Final = SettingsCommand(
     "classify",
     callback=_classify,
-    params=[_TEXTS, IMAGE_OPTION, _ACTIVATE, *_settings(*_MODEL, *_TRUST, *_DEVICE, *_IMAGES, *_THREADS)],
+    params=[
+        _TEXTS,
+        IMAGE_OPTION,
+        _ACTIVATE,
+        click.Option(
+            ["--candidate-labels"],
+            envvar=f"{ENV_PREFIX}CANDIDATE_LABELS",
+            metavar="LABELS",
+            help="Labels to choose among, with commas between them. For models of natural language inference, such as "
+            "bart-large-mnli.",
+        ),
+        click.Option(
+            ["--hypothesis-template"],
+            envvar=f"{ENV_PREFIX}HYPOTHESIS_TEMPLATE",
+            metavar="TEXT",
+            default=HYPOTHESIS,
+            help="Statement that each candidate label completes; {} stands for the label.",
+        ),
+        click.Option(
+            ["--multi-label/--one-label"],
+            default=False,
+            help="Score each candidate label by itself, or let the scores of a text add up to 1 (default).",
+        ),
+        *_settings(*_MODEL, *_TRUST, *_DEVICE, *_IMAGES, *_THREADS),
+    ],
     help="""Classify texts and images without a server.
 
     TEXTS: the texts; without any, one text a line from the standard input. Prints one JSON object for each input:
-    {"index", "text" or "image", "label", "probs"}.
+    {"index", "text" or "image", "label", "probs"}. With candidate labels, "probs" are in their order.
     """,
 )

@@ -40,7 +40,10 @@ class Operation:
     status: int = 200
     """Status of an answer without an error."""
     examples: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Example bodies by name; any model that has the route answers each with `status`."""
+    """Example bodies by name; a model that has the route answers each with `status`.
+
+    Those with `candidate_labels` need a classifier of natural language inference.
+    """
     forms: bool = False
     """The body may also be a form, with files for images."""
     query: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

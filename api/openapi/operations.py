@@ -139,12 +139,14 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Labels",
         classify.ClassifyBody,
         (answers.Classifications, answers.InfinityClassifications),
-        "With `raw_scores` the answer has Infinity's form.",
+        "With `raw_scores` the answer has Infinity's form. With `candidate_labels`, a model of natural language "
+        "inference chooses among the labels of the caller (zero-shot classification).",
         forms=True,
         examples={
             "texts": {"input": _TEXTS},
             "logits": {"input": _TEXTS[0], "use_activation": False},
             "by score": {"input": _TEXTS, "raw_scores": False},
+            "zero-shot": {"input": _TEXTS, "candidate_labels": ["food", "music"], "multi_label": True},
         },
     ),
     "/classify_tokens": task(
@@ -164,6 +166,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         (list[answers.LabelScore], list[list[answers.LabelScore]]),
         one={"inputs": _TEXTS[0]},
         many={"inputs": [[text] for text in _TEXTS]},
+        zero_shot={"inputs": _TEXTS, "parameters": {"candidate_labels": ["food", "music"]}},
     ),
     "/invocations": task(
         "Any task",

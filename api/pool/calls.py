@@ -16,7 +16,7 @@ from staged_pool.pool.engine_thread import result_of
 from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.patience import patiently
-from staged_pool.runtime.input_ranges import InputRange, portions, with_input_range
+from staged_pool.runtime.input_ranges import REQUEST_ITEMS, InputRange, portions, with_input_range
 from staged_pool.runtime.progress import Progress, reporting
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
@@ -50,6 +50,8 @@ class Call(Generic[T, R]):
     ordered: bool = True
     """Give results in the order of the inputs, not as they are done."""
     window: int = WINDOW
+    portion_items: int = REQUEST_ITEMS
+    """Most inputs of one request."""
     may_be_empty: bool = False
     """Make no request if there is no input. Otherwise the engine rejects an empty one."""
 
@@ -63,7 +65,8 @@ class Call(Generic[T, R]):
         Raises:
             StagedPoolError: A request failed; the error names its inputs.
         """
-        left, waiting = portions(self.inputs, may_be_empty=self.may_be_empty), deque[_Request[R]]()
+        left = portions(self.inputs, may_be_empty=self.may_be_empty, max_items=self.portion_items)
+        waiting = deque[_Request[R]]()
         ends_at = time.monotonic() + self.timeout_s
         with reporting(self.progress, self.total) as advance:
             try:
@@ -96,6 +99,7 @@ def call_of(
     progress: Progress,
     ordered: bool = True,
     may_be_empty: bool = False,
+    items_each: int = 1,
 ) -> Call[Any, R]:
     """Make a call of many inputs.
 
@@ -106,6 +110,7 @@ def call_of(
         progress: See `Call`.
         ordered: See `Call`.
         may_be_empty: See `Call`.
+        items_each: Items that an input makes, such as one for each of `candidate_labels`.
     """
     timeout_s = options.get("timeout_s", math.inf)
     arguments.time_limit(timeout_s)
@@ -121,6 +126,7 @@ def call_of(
         progress=progress,
         ordered=ordered,
         may_be_empty=may_be_empty,
+        portion_items=max(1, REQUEST_ITEMS // max(1, items_each)),
     )
 
 

@@ -116,8 +116,8 @@ class Pool(EncodePool):
         progress: Progress = False,
         **options: Unpack[ClassifyOptions],
     ) -> ClassifyResult:
-        """Score each of the model's labels for each input; see `Engine.classify`."""
-        call = call_of(Engine.classify, arguments.each(inputs), options, progress=progress)
+        """Score each label for each input; see `Engine.classify`."""
+        call = call_of(Engine.classify, arguments.each(inputs), options, progress=progress, items_each=_labels(options))
         return joining.join_labels(self._results(call))
 
     def classify_stream(
@@ -130,7 +130,13 @@ class Pool(EncodePool):
     ) -> ResultStream[NDArray[np.float32]]:
         """Classify any number of inputs, and give the scores [labels] of each; see `embed_stream`."""
         call = call_of(
-            Engine.classify, arguments.each(inputs), options, progress=progress, ordered=ordered, may_be_empty=True
+            Engine.classify,
+            arguments.each(inputs),
+            options,
+            progress=progress,
+            ordered=ordered,
+            may_be_empty=True,
+            items_each=_labels(options),
         )
         return ResultStream(self._rows(call, lambda result: result.scores))
 
@@ -227,3 +233,8 @@ async def _score(
     queries: Sequence[Content], engine: Engine, documents: Sequence[Content], **options: Unpack[ScoreOptions]
 ) -> ScoreResult:
     return await engine.score(queries, documents, **options)
+
+
+def _labels(options: ClassifyOptions) -> int:
+    """Count the labels that each text is read with: an input of the call makes that number of items."""
+    return len(arguments.candidate_labels(options.get("candidate_labels")) or ("",))

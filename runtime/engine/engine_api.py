@@ -11,6 +11,7 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs, Texts
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
+    HYPOTHESIS,
     Aggregation,
     ClassifyRequest,
     Content,
@@ -132,17 +133,25 @@ class EngineApi(ABC):
         inputs: Inputs | Sequence[tuple[str, str]],
         *,
         activate: bool = True,
+        candidate_labels: str | Sequence[str] | None = None,
+        hypothesis_template: str = HYPOTHESIS,
+        multi_label: bool = False,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> ClassifyResult:
-        """Score each of the model's labels for each input.
+        """Score each label for each input: the model's labels, or those of the caller.
 
         Args:
-            inputs: Texts, the token ids of texts, images, conversations, or pairs of texts.
+            inputs: Texts, the token ids of texts, images, conversations, or pairs of texts. With `candidate_labels`,
+                texts.
             activate: False returns logits.
+            candidate_labels: Labels to choose among, or one text with commas between them, for models of natural
+                language inference (zero-shot classification). Each text with each label is one item of the request.
+            hypothesis_template: Statement that each label completes; `{}` stands for the label.
+            multi_label: Score each label by itself. False: the scores of a text add up to 1.
             max_tokens: See the class.
             timeout_s: See the class.
             priority: See the class.
@@ -150,10 +159,18 @@ class EngineApi(ABC):
             cache_salt: See the class.
 
         Returns:
-            `scores`: float32 [inputs, labels]; `labels`.
+            `scores`: float32 [inputs, labels]; `labels`, or those of `candidate_labels`, in their order.
         """
         given = arguments.inputs_or_pairs(inputs, max_tokens)
-        request = ClassifyRequest(inputs=given, activate=activate, cache_salt=arguments.cache_salt(cache_salt))
+        arguments.text("hypothesis_template", hypothesis_template)
+        request = ClassifyRequest(
+            inputs=given,
+            activate=activate,
+            candidate_labels=arguments.candidate_labels(candidate_labels),
+            hypothesis_template=hypothesis_template,
+            multi_label=multi_label,
+            cache_salt=arguments.cache_salt(cache_salt),
+        )
         result: ClassifyResult = await self._run(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 

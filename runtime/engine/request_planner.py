@@ -12,7 +12,7 @@ from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput
-from staged_pool.runtime.requests import EmbedRequest, TokenClassifyRequest
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, TokenClassifyRequest
 from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Plan, Request
@@ -63,6 +63,8 @@ class RequestPlanner:
         """
         card = self._card
         self.check_model(request.model)
+        if isinstance(request, ClassifyRequest) and request.candidate_labels is not None:
+            check_pairs(len(request.inputs), len(request.candidate_labels), self._config.max_request_items)
         plan = self._plan_task(ticket, request)
         if not plan.inputs:
             raise NoInputs("The request has no inputs; at least one is needed.", param="input")
@@ -84,6 +86,20 @@ class RequestPlanner:
         if scope is None or "image" not in lanes or not self._config.image_cache_mb:
             return plan
         return replace(plan, inputs=[replace(given, sharing_scope=scope) for given in plan.inputs])
+
+
+def check_pairs(texts: int, labels: int, limit: int) -> None:
+    """Reject a request with too many pairs of a text and a label.
+
+    Raises:
+        TooLarge: There are more pairs than the limit.
+    """
+    # Before the plan makes the pairs, which a small body may have millions of.
+    if texts * labels > limit:
+        raise TooLarge(
+            f"{texts} texts with {labels} $candidate_labels are {texts * labels} pairs; a request may have {limit}.",
+            param="candidate_labels",
+        )
 
 
 def check_images(images: int, limit: int) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Activation, ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, Image, Output, Outputs
+from staged_pool.runtime.requests import HYPOTHESIS, ClassifyRequest, Image, Output, Outputs
 from staged_pool.runtime.results import ClassifyResult, Usage
 from staged_pool.runtime.tasks.embed import array
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
 LABELS_ONLY: Final[Outputs] = frozenset({Output.LABELS})
@@ -24,7 +24,11 @@ def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
 
     Raises:
         Unsupported: The model has no labels.
+        InvalidInput: A setting of candidate labels is given without them.
     """
+    if request.multi_label or request.hypothesis_template != HYPOTHESIS:
+        name = "multi_label" if request.multi_label else "hypothesis_template"
+        raise InvalidInput(f"${name} is for $candidate_labels, which are missing.", param=name)
     if Output.LABELS not in card.outputs:
         raise Unsupported(f"The model `{card.name}` has no labels to classify by.")
     inputs = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staged_pool.runtime.model import ModelCard, ModelInput
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest, Video
-from staged_pool.runtime.tasks import classify, classify_tokens, embed, score
+from staged_pool.runtime.tasks import classify, classify_tokens, embed, score, zero_shot
 from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.work import Plan, Request
 
@@ -32,6 +32,8 @@ def _plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
             return embed.plan(request, card)
         case ScoreRequest():
             return score.plan(request, card)
+        case ClassifyRequest() if request.candidate_labels is not None:
+            return zero_shot.plan(request, card)
         case ClassifyRequest():
             return classify.plan(request, card)
         case TokenClassifyRequest():

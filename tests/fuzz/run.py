@@ -17,7 +17,7 @@ from tests.servers.process import ServerProcess, serve_command
 KINDS: Final[Mapping[str, str]] = {
     "vectors": "bert-mean",
     "scores": "ce-bert-1label",
-    "labels": "seqcls-multiclass",
+    "labels": "ce-nli-3label",
     "entities": "tokcls-ner",
     "sparse": "splade-bert",
     "tokens": "colbert-pylate",

@@ -29,6 +29,7 @@ async def asking_program() -> None:
         assert_type(client, staged_pool.AsyncClient)
         assert_type(await client.score(["a"], ["b"]), staged_pool.ScoreResult)
         await client.classify("a", labels=3)  # type: ignore[call-arg]
+        assert_type(await client.classify("a", candidate_labels="b, c"), staged_pool.ClassifyResult)
         assert_type(await client.classify([("a", "b")]), staged_pool.ClassifyResult)
         async with client.embed_stream(["a", "b"]) as stream:
             async for _, vector in stream:

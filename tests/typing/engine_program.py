@@ -23,6 +23,8 @@ async def program() -> AsyncIterator[None]:
         assert_type(result.embeddings, NDArray[np.float32])
         assert_type(result.usage.prompt_tokens, int)
         assert_type(result.sparse, tuple[staged_pool.SparseVector, ...] | None)
+        labelled = await running.classify("a", candidate_labels=("b",), hypothesis_template="It is {}.")
+        assert_type(labelled, staged_pool.ClassifyResult)
         assert_type(await running.classify([("a", "b")]), staged_pool.ClassifyResult)
         assert_type(await running.score("query", ["a", "b"]), staged_pool.ScoreResult)
         assert_type((await running.rerank("query", ["a"], top_n=1)).ranking, tuple[staged_pool.Ranked, ...])

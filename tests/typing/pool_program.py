@@ -21,6 +21,8 @@ def program() -> None:
         assert_type(result, staged_pool.EmbedResult)
         assert_type(pool.embed("a", outputs=["dense", "sparse"], priority="bulk", tenant=3), staged_pool.EmbedResult)
         assert_type(pool.classify([("a", "b")], activate=False), staged_pool.ClassifyResult)
+        assert_type(pool.classify("a", candidate_labels=["b", "c"], multi_label=True), staged_pool.ClassifyResult)
+        pool.classify_tokens("a", candidate_labels=["b"])  # type: ignore[call-arg]
         assert_type(pool.classify_tokens("a", aggregation="first"), staged_pool.TokenClassifyResult)
         assert_type(pool.score("query", ["a", "b"], instruction="a match"), staged_pool.ScoreResult)
         assert_type(pool.rerank("query", ["a"], top_n=1).ranking, tuple[staged_pool.Ranked, ...])

@@ -10,6 +10,7 @@ import numpy as np
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.dialects import infinity
+from staged_pool.api.wire.dialects.zero_shot import label_settings
 from staged_pool.api.wire.exchange import Body, Write, listing, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import vllm_words
@@ -25,6 +26,15 @@ class ClassifyBody(InputFields, kw_only=True):
     use_activation: bool | None = None
     raw_scores: bool | None = None
     """Infinity's field, the opposite of `use_activation`; if it is sent, the answer has Infinity's form."""
+    candidate_labels: str | list[str] | None = None
+    """Labels to choose among, for a model of natural language inference (zero-shot classification).
+
+    One text may have them with commas between. Each text with each label is one item.
+    """
+    hypothesis_template: str | None = None
+    """Statement that each label completes, with {} for the label. None: `This example is {}.`"""
+    multi_label: bool | None = None
+    """Score each label by itself. Otherwise the scores of a text add up to 1."""
 
 
 class ClassifyTokensBody(InputFields, kw_only=True):
@@ -46,7 +56,12 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
         fields.truncate_prompt_tokens = MODEL_MAX  # Infinity truncates long texts
     inputs, places = text_or_pair_inputs(fields)
     request = ClassifyRequest(
-        inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate
+        inputs=inputs,
+        words=vllm_words(places),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        activate=activate,
+        **label_settings(fields.candidate_labels, fields.hypothesis_template, fields.multi_label),
     )
     write = encode_classify if fields.raw_scores is None else infinity.encode_classify
     return request, with_request_id(write, fields.request_id)

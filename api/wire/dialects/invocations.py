@@ -14,6 +14,7 @@ from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects.plugin import PLUGIN_TASK
 from staged_pool.api.wire.dialects.pooling import NAMES
 from staged_pool.api.wire.dialects.score_fields import PAIRS
+from staged_pool.api.wire.dialects.zero_shot import has_parameters
 from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
@@ -40,7 +41,7 @@ def candidates(body: Body) -> tuple[str, ...]:
     if "data" in names:
         found.append("/pooling")
     if names & {"input", "messages"}:
-        found += ["/v1/embeddings", "/classify"]
+        found += ["/classify"] if "candidate_labels" in names else ["/v1/embeddings", "/classify"]
     if "query" in names:
         found.append("/rerank" if "texts" in names and "documents" not in names else "/v1/rerank")
     if any(names >= set(pair) for pair in PAIRS):
@@ -51,7 +52,13 @@ def candidates(body: Body) -> tuple[str, ...]:
         found.append("/v2/embed")
     if "inputs" in names:
         is_comparison = json_decode.shape(fields["inputs"]) == (0, b"{")
-        found += ["/similarity"] if is_comparison else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
+        found += (
+            ["/predict"]
+            if has_parameters(fields)
+            else ["/similarity"]
+            if is_comparison
+            else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
+        )
     if not found:
         raise InvalidInput(
             "The body has the fields of no task: `input`, `messages`, `inputs`, `texts`, or a query and documents"
@@ -62,8 +69,8 @@ def candidates(body: Body) -> tuple[str, ...]:
 def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
     """Return the path of text-embeddings-inference for a body sent to its root.
 
-    A `query`, or `inputs` that are an object, decide alone. For other `inputs` it is the route of the first model that
-    has one.
+    A `query`, `candidate_labels`, or `inputs` that are an object, decide alone. For other `inputs` it is the route of
+    the first model that has one.
 
     Args:
         body: Body of the request.
@@ -79,6 +86,8 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
         return "/rerank"
     if "inputs" not in fields:
         raise InvalidInput("The body has neither `inputs`, nor `query` and `texts`", param="inputs")
+    if has_parameters(fields):
+        return "/predict"
     if json_decode.shape(fields["inputs"]) == (0, b"{"):
         return "/similarity"
     paths = {Output.DENSE: "/embed", Output.LABELS: "/predict", Output.SPARSE: "/embed_sparse"}

@@ -14,6 +14,7 @@ import numpy as np
 
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
+from staged_pool.api.wire.dialects.zero_shot import label_settings
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
@@ -53,11 +54,25 @@ class EmbedBody(TruncationFields, kw_only=True):
     dimensions: Dimensions | None = None
 
 
+class ZeroShotParameters(msgspec.Struct, kw_only=True):
+    """Parameters of a text classification; those that are not named here are ignored."""
+
+    candidate_labels: str | list[str] | None = None
+    """Labels to choose among, for a model of natural language inference (zero-shot classification)."""
+    hypothesis_template: str | None = None
+    """Statement that each label completes, with {} for the label. None: `This example is {}.`"""
+    multi_label: bool | None = None
+    """Score each label by itself. Otherwise the scores of a text add up to 1."""
+
+
 class PredictBody(TruncationFields, kw_only=True):
     """Body of `/predict`; fields that are not named here are ignored."""
 
     inputs: Pairs
+    """With `candidate_labels`, one text or several."""
     raw_scores: bool | None = None
+    parameters: ZeroShotParameters | None = None
+    """Parameters of the Hugging Face inference API."""
 
 
 class Comparison(msgspec.Struct):
@@ -144,17 +159,43 @@ _ENCODERS: Final[Mapping[Output, Write]] = {
 def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
     """See `Read` and `read_embed`.
 
-    A text or `[text]` is one input, `[text, text]` is one pair, and a list of lists is a list of inputs.
+    A text or `[text]` is one input, `[text, text]` is one pair, and a list of lists is a list of inputs. With
+    `candidate_labels` a list of texts is a list of inputs.
     """
     fields = json_decode.decode(_PREDICT, body)
     given = fields.inputs
     if not given:
         raise _empty("inputs")
+    parameters = fields.parameters or ZeroShotParameters()
+    if parameters.candidate_labels is not None:
+        return _read_zero_shot(fields, parameters, auto_truncate)
     lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
     single = isinstance(given, str) or isinstance(given[0], str)
     places = InputPaths("inputs", several=not single)
     inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
     request = ClassifyRequest(inputs=inputs, words=_words(places), activate=not fields.raw_scores)
+    return request, partial(encode_predict, single=single)
+
+
+def _read_zero_shot(
+    fields: PredictBody, parameters: ZeroShotParameters, auto_truncate: bool
+) -> tuple[ClassifyRequest, Write]:
+    """Read a zero-shot classification, in which a list of texts is several inputs."""
+    given = fields.inputs
+    single = isinstance(given, str)
+    places = InputPaths("inputs", several=not single)
+    texts: list[TextInput] = []
+    for index, text in enumerate([given] if isinstance(given, str) else given):
+        if not isinstance(text, str):
+            raise field_error(places("inputs", index), "expected a text, which is read with each label", index)
+        texts.append(fields.text(text, auto_truncate))
+    names = {name: f"parameters.{name}" for name in ZeroShotParameters.__struct_fields__}
+    request = ClassifyRequest(
+        inputs=tuple(texts),
+        words=Words({"input": "inputs", "max_tokens": "truncate", **names}, places),
+        activate=not fields.raw_scores,
+        **label_settings(parameters.candidate_labels, parameters.hypothesis_template, parameters.multi_label),
+    )
     return request, partial(encode_predict, single=single)
 
 

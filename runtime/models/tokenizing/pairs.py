@@ -113,7 +113,10 @@ class PairReader:
                 self._limits.check_length(tokens)
             elif tokens > limit:
                 room = max(limit - len(self._special), 0)
-                n_first, n_second = longest_first(len(first), len(second), room)
+                if entry.pair.cuts_first_only:
+                    n_first, n_second = first_only(len(second), room)
+                else:
+                    n_first, n_second = longest_first(len(first), len(second), room)
                 first, second = truncated(first, n_first, entry.side), truncated(second, n_second, entry.side)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = self._special.join(first, second)[:limit]
@@ -140,6 +143,23 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     if shorter + longer > room:
         shorter, longer = room // 2, room - room // 2
     return (longer, shorter) if first > second else (shorter, longer)
+
+
+def first_only(second: int, room: int) -> tuple[int, int]:
+    """Divide `room` tokens between two texts of which the second is kept whole; returns the tokens to keep of each.
+
+    This is `OnlyFirst` of the tokenizers library (`utils/truncation.rs`).
+
+    Raises:
+        InvalidSetting: The second text leaves no token for the first.
+    """
+    if second >= room:
+        raise InvalidSetting(
+            f"One of $candidate_labels has at least {second} tokens in its template, and a text with it has room for "
+            f"{room}. Please shorten the label, or raise the limit.",
+            param="candidate_labels",
+        )
+    return room - second, second
 
 
 def _wanted(entry: _PendingPair, own: int | None, *, whole: bool) -> int | None:

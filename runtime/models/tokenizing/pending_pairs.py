@@ -57,6 +57,10 @@ def begin_pair(
     try:
         if pair.instruction is not None and not takes_instruction:
             raise InvalidSetting("The model takes no $instruction.", param="instruction")
+        if pair.cuts_first_only:
+            raise InvalidSetting(
+                "The model reads pairs by a template, and takes no $candidate_labels.", param="candidate_labels"
+            )
         limit = token_limit(pair.max_tokens, limits.max_tokens)
         check_own_limit(pair.max_first_tokens)
         check_own_limit(pair.max_second_tokens)

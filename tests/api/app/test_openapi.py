@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
 ]
 
-KINDS = ("bert-mean", "ce-bert-1label", "seqcls-multiclass", "tokcls-ner", "splade-bert", "colbert-pylate")
+KINDS = ("bert-mean", "ce-bert-1label", "ce-nli-3label", "tokcls-ner", "splade-bert", "colbert-pylate")
 
 
 @pytest.fixture(autouse=True)

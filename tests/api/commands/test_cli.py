@@ -229,6 +229,22 @@ def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
     assert all(isinstance(row["label"], str) and len(row["probs"]) > 1 for row in rows)
 
 
+def test_classify_chooses_among_candidate_labels(tmp_path: Path) -> None:
+    folder = build("ce-nli-3label", tmp_path / "nli")
+    asked = ["classify", "--model", str(folder), "--offline", "a text", "another", "--candidate-labels", "food, music"]
+    done = invoke_command(*asked)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert [row["text"] for row in rows] == ["a text", "another"]
+    assert [row["label"] in ("food", "music") and len(row["probs"]) for row in rows] == [2, 2]
+    assert [sum(row["probs"]) for row in rows] == pytest.approx([1, 1])
+    done = invoke_command(*asked, "--multi-label", "--hypothesis-template", "About {}.")
+    assert sum(json.loads(done.stdout.splitlines()[0])["probs"]) != pytest.approx(1, abs=1e-3)
+    done = invoke_command(*asked, "--hypothesis-template", "About it.")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "hypothesis_template must have {} exactly once" in done.stderr
+
+
 def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -> None:
     done = invoke_command("classify", "--model", str(tiny_folder), "--offline", "a text")
     assert (done.returncode, done.stdout) == (1, "")
