@@ -27,7 +27,7 @@ Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 Inputs: TypeAlias = Texts | Content | Sequence[Content | Sequence[int]]
 """Texts, images and conversations, one or several."""
 
-_TEXT_OR_IDS = "a text or a list of token ids"
+_TEXT_OR_IDS = "a text, a list of token ids or a Chat"
 _ANY = "a text, a list of token ids, an Image or a Chat"
 
 
@@ -57,13 +57,18 @@ def cache_salt(given: object) -> str | None:
 
 
 def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:
-    """Convert `Texts`.
+    """Convert `Texts` and conversations.
 
     Raises:
         InvalidInput: An input is something else; the error has its index.
     """
     whole_number("max_tokens", max_tokens)
-    return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(each(inputs)))
+    return tuple(
+        _chat_input(index, source, max_tokens)
+        if isinstance(source, Chat)
+        else _text_input(index, source, max_tokens, _TEXT_OR_IDS)
+        for index, source in enumerate(each(inputs))
+    )
 
 
 def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ...]:
@@ -194,9 +199,14 @@ def _text_input(index: int, source: object, max_tokens: int | None, wanted: str)
 def _input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput | Image:
     if not isinstance(source, Image | Chat):
         return _text_input(index, source, max_tokens, wanted)
+    if isinstance(source, Chat):
+        return _chat_input(index, source, max_tokens)
     _check_images(source, "input", index)
-    if isinstance(source, Image):
-        return source
+    return source
+
+
+def _chat_input(index: int, source: Chat, max_tokens: int | None) -> TextInput:
+    _check_images(source, "input", index)
     return TextInput(source, max_tokens, add_special_tokens=False)  # the chat template writes the special tokens
 
 

@@ -210,6 +210,8 @@ class ModelCard:
     """Names of the labels, in the order of their logits."""
     activation: Activation = "identity"
     """Function from logits to scores."""
+    labels_steps: bool = False
+    """True if labels are those of steps, each of which ends in a tag."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts of the model by name: texts to put before an input."""
     default_prompt: str = ""

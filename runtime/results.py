@@ -97,9 +97,15 @@ class TokenClassifyResult:
     """Scores of the labels of each token, and entities."""
 
     scores: tuple[NDArray[np.float32], ...]
-    """[tokens, labels] each: probabilities, or logits if those were requested; special tokens included."""
+    """[tokens, labels] each: probabilities, or logits if those were requested; special tokens included.
+
+    [steps, labels] from a process reward model, whose last label means that a step is right.
+    """
     entities: tuple[tuple[Entity, ...], ...]
-    """Entities of each input; none for an input sent as token ids."""
+    """Entities of each input; none for an input sent as token ids.
+
+    Of a process reward model, each step: the last label and its probability, and the text up to the tag.
+    """
     labels: tuple[str, ...]
     usage: Usage
     model: str

@@ -141,7 +141,11 @@ class Pool(EncodePool):
         return ResultStream(self._rows(call, lambda result: result.scores))
 
     def classify_tokens(
-        self, inputs: Texts | Iterable[str], *, progress: Progress = False, **options: Unpack[TokenClassifyOptions]
+        self,
+        inputs: Texts | Chat | Iterable[str | Chat],
+        *,
+        progress: Progress = False,
+        **options: Unpack[TokenClassifyOptions],
     ) -> TokenClassifyResult:
         """Label each token, and join tokens to entities; see `Engine.classify_tokens`."""
         call = call_of(Engine.classify_tokens, arguments.each(inputs), options, progress=progress)

@@ -13,6 +13,7 @@ from staged_pool.runtime.requests import (
     DENSE_ONLY,
     HYPOTHESIS,
     Aggregation,
+    Chat,
     ClassifyRequest,
     Content,
     EmbedRequest,
@@ -176,7 +177,7 @@ class EngineApi(ABC):
 
     async def classify_tokens(
         self,
-        inputs: Texts,
+        inputs: Texts | Chat | Sequence[Chat],
         *,
         aggregation: Aggregation = "simple",
         activate: bool = True,
@@ -186,11 +187,11 @@ class EngineApi(ABC):
         tenant: Hashable = None,
         cache_salt: str | None = None,
     ) -> TokenClassifyResult:
-        """Label each token, and join tokens to entities.
+        """Label each token, and join tokens to entities. A process reward model labels each step instead.
 
         Args:
-            inputs: Texts, or the token ids of texts.
-            aggregation: See `TokenClassifyRequest`.
+            inputs: Texts, the token ids of texts, or conversations. Only texts have entities.
+            aggregation: See `TokenClassifyRequest`. Steps are never joined.
             activate: False returns logits for `scores`.
             max_tokens: See the class.
             timeout_s: See the class.

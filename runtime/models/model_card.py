@@ -12,6 +12,7 @@ from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.devices.kernel_choices import tuning
 from staged_pool.runtime.models.devices.launch import Replica
 from staged_pool.runtime.models.encoder import compute
+from staged_pool.runtime.models.specs.layers import StepLabelsSpec
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
@@ -59,6 +60,7 @@ def build_card(
         dimensions=folder.dimensions,
         labels=folder.labels,
         activation=folder.activation,
+        labels_steps=any(isinstance(spec, StepLabelsSpec) for spec in specs),
         prompts=folder.prompts,
         default_prompt=folder.default_prompt,
         adapters=folder.adapter_of,

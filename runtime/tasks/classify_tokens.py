@@ -15,7 +15,7 @@ from staged_pool.runtime.results import TokenClassifyResult, Usage
 from staged_pool.runtime.spans import Span
 from staged_pool.runtime.tasks.classify import activated
 from staged_pool.runtime.tasks.embed import array, offsets, owned
-from staged_pool.runtime.tasks.entities import entities
+from staged_pool.runtime.tasks.entities import entities, steps
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
@@ -42,7 +42,9 @@ def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[objec
     logits = [array(row, Output.TOKEN_LABELS) for row in rows]
     probabilities: list[NDArray[np.float32]] = [activated(of_tokens, "softmax") for of_tokens in logits]
     found = [
-        entities(given.source, _spans(row), scores, card.labels, request.aggregation)
+        steps(given.source, offsets(cast(Row, row)), scores, card.labels)
+        if card.labels_steps
+        else entities(given.source, _spans(row), scores, card.labels, request.aggregation)
         for given, row, scores in zip(request.inputs, rows, probabilities, strict=True)
     ]
     return TokenClassifyResult(

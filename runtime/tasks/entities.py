@@ -78,6 +78,28 @@ def entities(
     )
 
 
+def steps(
+    source: object, tags: NDArray[np.int32] | None, probabilities: NDArray[np.float32], labels: Sequence[str]
+) -> tuple[Entity, ...]:
+    """Return the steps of one input as entities.
+
+    Each has the probability of the last label, which means that it is right.
+
+    Args:
+        source: Input of the caller; only a text has entities.
+        tags: [steps, 2]: the first character of the tag behind each step, and the one behind its last. None: unknown.
+        probabilities: [steps, labels].
+        labels: Names of the labels.
+    """
+    if not isinstance(source, str) or tags is None:
+        return ()
+    starts = [0, *tags[:-1, 1].tolist()]
+    return tuple(
+        Entity(label=labels[-1], score=float(row[-1]), start=start, end=end, text=source[start:end])
+        for start, end, row in zip(starts, tags[:, 0].tolist(), probabilities, strict=True)
+    )
+
+
 def _piece(row: NDArray[np.float32], start: int, end: int, labels: Sequence[str]) -> _Piece:
     best = int(row.argmax())
     return _Piece(labels[best], float(row[best]), start, end)

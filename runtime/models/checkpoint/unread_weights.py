@@ -12,10 +12,10 @@ from typing import Final
 
 from transformers import PreTrainedModel
 
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, StepLabelsSpec
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     HeadModule,
-    LayersScoreSpec,
     ModelFolder,
     MultiVectorSpec,
     Projection,
@@ -109,7 +109,7 @@ def _read_by_heads(folder: ModelFolder) -> Iterable[str]:
     """Names of the weights that heads read from the checkpoint's own file."""
     for spec in folder.heads:
         modules: Sequence[HeadModule] = spec.modules if isinstance(spec, MultiVectorSpec | DenseSpec) else ()
-        modules = spec.layers if isinstance(spec, LayersScoreSpec) else modules
+        modules = spec.layers if isinstance(spec, LayersScoreSpec | StepLabelsSpec) else modules
         projections = [spec.projection] if isinstance(spec, TokenWeightsSpec) else modules
         for module in projections:
             if isinstance(module, Projection) and any(file.parent == folder.body for file in module.files):

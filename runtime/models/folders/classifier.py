@@ -110,7 +110,7 @@ def read_classifier(
     Raises:
         ConfigError: The labels are malformed, or the activation is not known.
     """
-    labels = _labels(config)
+    labels = read_labels(config)
     if kind == "token classifier":
         return LabelFields(
             architecture=kind, heads=(TokenLabelsSpec(),), scoring=None, labels=labels, activation="softmax"
@@ -131,7 +131,7 @@ def read_image_classifier(config: Mapping[str, Any]) -> tuple[tuple[str, ...], A
     Raises:
         ConfigError: The labels are malformed.
     """
-    labels = _labels(config)
+    labels = read_labels(config)
     return labels, _usual_activation(config, len(labels))
 
 
@@ -191,8 +191,12 @@ def language_model(head: LogitScoreSpec, activation: Activation, template: PairF
     )
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the labels in the order of their logits; LABEL_0, LABEL_1, ... if the config has none."""
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read the names of the labels in the order of their logits; LABEL_0, LABEL_1, ... if the config has none.
+
+    Raises:
+        ConfigError: The labels are malformed.
+    """
     file = JsonFile("config.json", config)
     names, count = file.get("id2label", dict, None), file.positive("num_labels")
     if names is None:

@@ -14,11 +14,12 @@ from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, 
 from staged_pool.runtime.models.heads.layers_score import LayersScoreHead
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
 from staged_pool.runtime.models.heads.sparse import EachTokenHead, TokenLookup, TokenWeightsHead, build_splade
+from staged_pool.runtime.models.heads.step_labels import StepLabelsHead
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, StepLabelsSpec
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     HeadSpec,
     LabelsSpec,
-    LayersScoreSpec,
     LogitScoreSpec,
     ModelFolder,
     MultiVectorSpec,
@@ -64,6 +65,8 @@ def build_heads(
                 heads[Output.LABELS] = LogitScoreHead(loaded.whole, transformer, true, false, rounded=spec.rounded)
             case LayersScoreSpec():
                 heads[Output.LABELS] = LayersScoreHead(spec, transformer.width, device)
+            case StepLabelsSpec():
+                heads[Output.TOKEN_LABELS] = StepLabelsHead(spec, transformer.width, len(folder.labels), device)
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
@@ -95,14 +98,30 @@ def build_lookup(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> TokenLookup
 
 
 def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:
-    """Check, before the weights load, that the answers of a generative reranker are single tokens.
+    """Check, before the weights load, that the tokenizer has the tokens that heads read.
 
     Raises:
-        ConfigError: An answer is not a single token, or both are the same token.
+        ConfigError: An answer of a generative reranker is not a single token, or both are the same token; or there is
+            no tag of steps.
     """
+    step_tag(heads, tokenizer)
     for spec in heads:
         if isinstance(spec, LogitScoreSpec):
             _answer_ids(spec, tokenizer)
+
+
+def step_tag(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> int | None:
+    """Return the token id of the tag behind each step. None: the model scores no steps.
+
+    Raises:
+        ConfigError: The tokenizer has no such token.
+    """
+    for spec in heads:
+        if isinstance(spec, StepLabelsSpec):
+            if (found := tokenizer.token_to_id(spec.tag)) is None:
+                raise ConfigError(f"tokenizer.json: there is no token {spec.tag!r}, which marks the end of each step")
+            return int(found)
+    return None
 
 
 def _answer_ids(spec: LogitScoreSpec, tokenizer: Tokenizer) -> tuple[int, int | None]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.heads.modules import load_projection
+from staged_pool.runtime.models.heads.modules import load_layers
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
-from staged_pool.runtime.models.specs.model import LayersScoreSpec
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import last_token_pool
 from staged_pool.stages.errors import ConfigError
@@ -29,15 +29,11 @@ class LayersScoreHead:
     """
 
     def __init__(self, spec: LayersScoreSpec, token_width: int, device: torch.device) -> None:
-        layers: list[nn.Module] = []
-        width = token_width
-        for projection in spec.layers:
-            linear = load_projection(projection, width)
-            layers += [linear, nn.ReLU()]
-            width = linear.out_features
-        if width != 1:
+        layers = load_layers(spec.layers, token_width)
+        if (width := layers[-1].out_features) != 1:
             raise ConfigError(f"{spec.layers[-1].weight} gives {width} values; a score is one")
-        self._layers = nn.Sequential(*layers[:-1]).to(device)
+        between = [module for layer in layers for module in (layer, nn.ReLU())]
+        self._layers = nn.Sequential(*between[:-1]).to(device)
         self._offset = spec.offset
 
     def parameters(self) -> int:

@@ -105,6 +105,22 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
     return linear.eval()
 
 
+def load_layers(projections: Sequence[Projection], width: int) -> list[nn.Linear]:
+    """Load linear layers, each of which reads what the one before it gives; see `load_projection`.
+
+    Args:
+        projections: At least one.
+        width: Values that the first one reads.
+
+    Raises:
+        ConfigError: The file or the tensors of one are missing, or it takes vectors of another width.
+    """
+    layers: list[nn.Linear] = []
+    for projection in projections:
+        layers.append(load_projection(projection, layers[-1].out_features if layers else width))
+    return layers
+
+
 def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear:
     """Copy a linear layer of the checkpoint, in float32 on the CPU.
 

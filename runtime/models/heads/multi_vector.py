@@ -46,12 +46,21 @@ class MultiVectorHead:
         return sum(p.numel() for p in self._modules.parameters())
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        kept, counts = _kept(batch)
-        if kept is not None:
-            hidden = hidden[send_arrays([kept], hidden.device)]
-        vectors = begin_readback(self._modules(hidden.float()))
+        kept, counts = kept_tokens(hidden, batch)
+        vectors = begin_readback(self._modules(kept.float()))
         # Copies: a view in the result cache would keep the vectors of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), np.cumsum(counts)[:-1])]
+
+
+def kept_tokens(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
+    """Return the vectors of kept tokens, and their number in each sequence.
+
+    Args:
+        hidden: [tokens, width].
+        batch: The sequences; see `TokenSequence.kept`.
+    """
+    kept, counts = _kept(batch)
+    return (hidden if kept is None else hidden[send_arrays([kept], hidden.device)]), counts
 
 
 def _kept(batch: PackedBatch) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]] | None, list[int]]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, StepLabelsSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -168,18 +169,8 @@ class LogitScoreSpec:
     """Round the score to bfloat16, as the authors do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayersScoreSpec:
-    """A score from the last token's vector by linear layers, with ReLU between them."""
-
-    layers: tuple[Projection, ...]
-    """The layers; the last one gives one value."""
-    offset: float
-    """Number that is added to the score."""
-
-
 _VectorSpec: TypeAlias = DenseSpec | OwnVectorSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec
-HeadSpec: TypeAlias = _VectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec | LayersScoreSpec
+HeadSpec: TypeAlias = _VectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec | LayersScoreSpec | StepLabelsSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

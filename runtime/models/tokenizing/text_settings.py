@@ -26,6 +26,8 @@ class TextSettings:
     """Number of token ids: they run from 0 to `vocabulary` - 1."""
     empty_id: int | None = None
     """Token that stands for a text without tokens, beyond the vocabulary. None: such a text is rejected."""
+    step_id: int | None = None
+    """Tag behind each step of a text; only the vectors of tags are kept. None: the model scores no steps."""
     pools_prompt: bool = True
     """True if pooling includes the tokens of a prompt. False marks them in each sequence."""
     gives_types: bool = True

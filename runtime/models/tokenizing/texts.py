@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
-from staged_pool.runtime.models.tokenizing.chunks import around, chunk_tokens, windows
+from staged_pool.runtime.models.tokenizing.chunks import around, windows
 from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
 from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import (
@@ -19,15 +19,10 @@ from staged_pool.runtime.models.tokenizing.limits import (
     too_long_error,
     truncated,
 )
-from staged_pool.runtime.models.tokenizing.shared_tokenizer import (
-    CALL_CHARACTERS,
-    Encoding,
-    SharedTokenizer,
-    common_prefix,
-)
+from staged_pool.runtime.models.tokenizing.pending_texts import PendingText, spans_of
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
-from staged_pool.runtime.requests import Chat, Output, Side, TextInput
-from staged_pool.runtime.spans import NO_TEXT, Span
+from staged_pool.runtime.requests import Chat, TextInput
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
@@ -38,49 +33,6 @@ _MAX_PARTS: Final = 1024
 _NONE: Final = SpecialTokens([], [])
 
 ReadText: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
-
-
-@dataclass(slots=True, eq=False)
-class _PendingText:
-    """One input between the steps of its preparation."""
-
-    given: ModelInput
-    text: TextInput
-    special: SpecialTokens
-    """The special tokens around it."""
-    role: RoleSpec
-    limit: int | None
-    """Length to cut to, in tokens. None: do not cut."""
-    longest: int
-    """Longest input that is accepted uncut, in tokens."""
-    side: Side
-    """The end that is cut off."""
-    written: str = ""
-    """The text that is tokenized, prompt included."""
-    before: str = ""
-    """The beginning of `written` that is not the caller's: the prompt, or what a chat template writes."""
-    keeps_before: bool = False
-    """Never cut off `before`."""
-    prompt: TokenIds | None = None
-    """The ids of `before` alone. None: not needed."""
-    bare: TokenIds | None = None
-    """The ids of the whole text, without special tokens."""
-    encoding: Encoding = None
-
-    @property
-    def is_long(self) -> bool:
-        """True if the text is far longer than a model's input: its beginning is enough to reject it."""
-        return len(self.written) > CALL_CHARACTERS
-
-    @property
-    def needs_offsets(self) -> bool:
-        """True if the characters of its tokens are needed."""
-        return self.given.with_spans or bool(self.given.chunk_ends) or Output.TOKEN_LABELS in self.given.outputs
-
-    def chunk_tokens(self, start: int, end: int) -> list[int] | None:
-        """Count the tokens of each chunk, of those from `start` to `end`. None: there are no chunks."""
-        ends = self.given.chunk_ends
-        return chunk_tokens(self.encoding.offsets, ends, len(self.before), start, end) if ends else None
 
 
 class TextReader:
@@ -96,6 +48,7 @@ class TextReader:
         plain_chats: Read a conversation as the texts of its messages, without a template.
         roles: Treatment of queries and documents. A text without a role is a document.
         empty_id: Token that stands for a text without tokens. None: such a text is rejected.
+        step_id: See `TextSettings`.
     """
 
     def __init__(
@@ -110,8 +63,10 @@ class TextReader:
         plain_chats: bool,
         roles: Mapping[Role, RoleSpec],
         empty_id: int | None = None,
+        step_id: int | None = None,
     ) -> None:
         self._empty_id = empty_id
+        self._step_id = step_id
         self._shared = shared
         self._special = special
         self._roles = {role: roles.get(role, PLAIN) for role in ROLES}
@@ -132,10 +87,10 @@ class TextReader:
     def read(self, inputs: Sequence[tuple[ModelInput, TextInput]]) -> list[ReadText]:
         """Tokenize each input, or return the error of its request."""
         entries = [self._begin(given, text) for given, text in inputs]
-        self._encode([entry for entry in entries if isinstance(entry, _PendingText)])
-        return [self._finish(entry) if isinstance(entry, _PendingText) else entry for entry in entries]
+        self._encode([entry for entry in entries if isinstance(entry, PendingText)])
+        return [self._finish(entry) if isinstance(entry, PendingText) else entry for entry in entries]
 
-    def _begin(self, given: ModelInput, text: TextInput) -> _PendingText | InvalidInput:
+    def _begin(self, given: ModelInput, text: TextInput) -> PendingText | InvalidInput:
         if self._plain_chats and isinstance(text.source, Chat):
             text = replace(text, source=plain_text(text.source), add_special_tokens=True)
         source = text.source
@@ -148,7 +103,7 @@ class TextReader:
             if text.max_own_tokens is not None:
                 check_own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
-                return _PendingText(given, text, _NONE, role, limit, longest, side, bare=list(source))
+                return PendingText(given, text, _NONE, role, limit, longest, side, bare=list(source))
             if self._conversations is not None:
                 before, written, special = self._conversation(source, given.prompt, self._conversations)
             else:
@@ -159,7 +114,7 @@ class TextReader:
         except InvalidInput as error:
             return error
         keeps = self._conversations is not None
-        return _PendingText(given, text, special, role, limit, longest, side, written, before, keeps)
+        return PendingText(given, text, special, role, limit, longest, side, written, before, keeps)
 
     def _conversation(
         self, source: str | Chat, prompt: str, writer: ConversationWriter
@@ -197,7 +152,7 @@ class TextReader:
             raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         return self._chat_template.chat(chat, prompt)
 
-    def _encode(self, entries: Sequence[_PendingText]) -> None:
+    def _encode(self, entries: Sequence[PendingText]) -> None:
         self._encode_prompts(entries)
         written = [entry for entry in entries if entry.bare is None]
         with_spans = [entry for entry in written if entry.needs_offsets]
@@ -211,7 +166,7 @@ class TextReader:
             entry.bare = encoding.ids
             entry.encoding = encoding
 
-    def _wanted(self, entry: _PendingText) -> int | None:
+    def _wanted(self, entry: PendingText) -> int | None:
         """Count the leading tokens of a text that are needed. None: all."""
         own = entry.text.max_own_tokens
         limit = entry.limit if entry.side == "right" else None
@@ -224,7 +179,7 @@ class TextReader:
         own += len(entry.prompt or ())
         return own if limit is None else min(own, limit + 1)
 
-    def _encode_prompts(self, entries: Sequence[_PendingText]) -> None:
+    def _encode_prompts(self, entries: Sequence[PendingText]) -> None:
         some = [
             entry
             for entry in entries
@@ -242,7 +197,7 @@ class TextReader:
             for entry in some:
                 entry.prompt = ids[entry.before]
 
-    def _finish(self, entry: _PendingText) -> ReadText:
+    def _finish(self, entry: PendingText) -> ReadText:
         """Cut the text, add special tokens, and check the result."""
         text, special, limit = entry.text, entry.special, entry.limit
         bare = entry.bare if entry.bare is not None else []
@@ -274,6 +229,7 @@ class TextReader:
             else:
                 self._limits.check_ids(ids)
             chunks = around(entry.chunk_tokens(start, end), len(special.prefix), len(special.suffix))
+            steps = None if self._step_id is None else self._steps(ids, self._step_id)
         except InvalidInput as error:
             return error
         sequence = entry.role.sequence(
@@ -281,12 +237,27 @@ class TextReader:
             entry.given.outputs,
             expand=special is not _NONE,
             prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(entry, cut=start),
-            spans=None if entry.encoding is None or chunks is not None else _spans(entry, start, end),
+            spans=None if entry.encoding is None or chunks is not None else spans_of(entry, start, end),
             chunks=chunks,
         )
+        if steps is not None:
+            sequence = replace(sequence, kept=steps)
         return Prepared(sequence, tokens=len(sequence.ids), batch_key=entry.given.outputs)
 
-    def _split(self, entry: _PendingText, bare: TokenIds) -> Iterator[Prepared[TokenSequence]]:
+    def _steps(self, ids: TokenIds, tag: int) -> tuple[int, ...]:
+        """Return the places of the tags that end steps.
+
+        Raises:
+            InvalidInput: There is none.
+        """
+        places = tuple(place for place, token in enumerate(ids) if token == tag)
+        if not places:
+            written = self._shared.tokenizer.id_to_token(tag)
+            message = f"The text has no step: put {written} behind each step, within the limit of its tokens."
+            raise InvalidInput(message, param="input")
+        return places
+
+    def _split(self, entry: PendingText, bare: TokenIds) -> Iterator[Prepared[TokenSequence]]:
         """Yield parts of the model's full length; each begins with the tokens of the prompt."""
         special = entry.special
         before = common_prefix(bare, entry.prompt)
@@ -314,7 +285,7 @@ class TextReader:
             yield Prepared(sequence, tokens=len(ids), batch_key=entry.given.outputs)
             start += sum(counts)
 
-    def _prompt_tokens(self, entry: _PendingText, *, cut: int) -> int:
+    def _prompt_tokens(self, entry: PendingText, *, cut: int) -> int:
         """Count the leading tokens that pooling excludes.
 
         The count is that of sentence-transformers (`_get_prompt_length`): the tokens of the prompt with special tokens,
@@ -329,22 +300,3 @@ class TextReader:
         alone = [*entry.special.prefix, *entry.prompt, *entry.special.suffix]
         tokens = len(alone) - (bool(alone) and alone[-1] in self._special_ids)
         return tokens if cut == 0 else max(tokens - cut, len(entry.special.prefix))
-
-
-def _spans(entry: _PendingText, start: int, end: int) -> tuple[Span, ...] | None:
-    """Spans of the tokens `start` to `end`, and their special tokens, in the caller's text.
-
-    A token of the prompt has an empty span. A token that reaches from the prompt into the text has the span of its part
-    in the text. Returns None for a conversation, since no token then stands for a text of the caller.
-    """
-    if isinstance(entry.text.source, Chat):
-        return None
-    prompt = len(entry.before)
-    offsets, words = entry.encoding.offsets, entry.encoding.word_ids
-    first_word: int = next((words[place] for place, (_, stop) in enumerate(offsets) if stop > prompt), None) or 0
-    own = [
-        Span(max(a - prompt, 0), b - prompt, None if word is None else word - first_word) if b > prompt else NO_TEXT
-        for (a, b), word in zip(offsets[start:end], words[start:end], strict=True)
-    ]
-    special = entry.special
-    return (*[NO_TEXT] * len(special.prefix), *own, *[NO_TEXT] * len(special.suffix))[: entry.limit]

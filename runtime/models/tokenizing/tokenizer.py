@@ -65,6 +65,7 @@ class TextTokenizer:
             plain_chats=settings.reads_one and chat is None,
             roles=settings.roles,
             empty_id=settings.empty_id,
+            step_id=settings.step_id,
         )
         self._pairs = self._pair_reader(chat)
         if settings.needs_pairs and isinstance(self._pairs, ConfigError):

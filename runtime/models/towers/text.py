@@ -15,7 +15,7 @@ from staged_pool.runtime.model import Payload, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
-from staged_pool.runtime.models.heads.build import build_heads, build_lookup
+from staged_pool.runtime.models.heads.build import build_heads, build_lookup, step_tag
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.sparse import TokenLookup
@@ -200,6 +200,7 @@ def _build_tokenizer(
         max_tokens=max_tokens,
         vocabulary=vocabulary,
         empty_id=empty_id,
+        step_id=step_tag(folder.heads, source.backend),
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
         chat_template=source.chat_template if takes_conversations else None,
