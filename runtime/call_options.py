@@ -34,6 +34,7 @@ class EmbedOptions(VectorOptions, total=False):
     outputs: Output | str | Iterable[Output | str]
     late_chunking: bool
     offsets: bool
+    max_active_dims: int | None
 
 
 class ClassifyOptions(CallOptions, total=False):

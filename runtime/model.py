@@ -206,6 +206,8 @@ class ModelCard:
     """True if dense vectors may be cut, because the model was trained for it."""
     dimensions: tuple[int, ...] = ()
     """Widths that it was trained for. Empty: any width."""
+    max_active_dims: int | None = None
+    """Most weights that a sparse vector keeps. None: all."""
     labels: tuple[str, ...] = ()
     """Names of the labels, in the order of their logits."""
     activation: Activation = "identity"

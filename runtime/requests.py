@@ -267,6 +267,9 @@ class EmbedRequest(Request):
     offsets: bool = False
     """Return the characters of each token that has a vector in multi_vector."""
 
+    max_active_dims: int | None = None
+    """Number of the largest weights to keep of each sparse vector. None: all that the model's folder keeps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(Request):

@@ -12,8 +12,8 @@ ECHO_LIMIT = 40
 
 REQUEST_SETTINGS: Final = frozenset({
     "aggregation", "candidate_labels", "dimensions", "hypothesis_template", "instruction", "late_chunking",
-    "max_document_tokens", "max_query_tokens", "max_tokens", "multi_label", "offsets", "outputs", "prompt",
-    "prompt_name", "top_n",
+    "max_active_dims", "max_document_tokens", "max_query_tokens", "max_tokens", "multi_label", "offsets", "outputs",
+    "prompt", "prompt_name", "top_n",
 })  # fmt: skip
 """Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 

@@ -16,7 +16,7 @@ from staged_pool.client.plans import CallDefaults, CallPlan, StreamPlan, batch_r
 from staged_pool.runtime import arguments, joining
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.progress import Progress
-from staged_pool.runtime.requests import DENSE_ONLY, Output
+from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput
 
@@ -42,6 +42,7 @@ def embed(
     prompt: str | None = None,
     late_chunking: bool = False,
     offsets: bool = False,
+    max_active_dims: int | None = None,
     max_tokens: int | None = None,
     cache_salt: str | None = None,
     model: str | None = None,
@@ -59,6 +60,7 @@ def embed(
         prompt: Text to put before each text.
         late_chunking: Read the texts as the chunks of one document, joined as they are. They are one request.
         offsets: Return the characters of each token of `multi_vector` in its text.
+        max_active_dims: Keep this number of the largest weights of each vector of `sparse`. None: all.
         max_tokens: Truncate inputs to this number of tokens; `MODEL_MAX`: to the model's limit. None: reject an input
             over the model's limit.
         cache_salt: Share cached and coalesced results only with calls of the same salt.
@@ -70,15 +72,10 @@ def embed(
         InvalidInput: An argument or an input is wrong.
     """
     wanted = arguments.outputs(outputs)
-    if not wanted or not wanted <= POOLING_TASKS.keys():
-        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(POOLING_TASKS))}.", param="outputs")
+    _check(wanted, late_chunking=late_chunking, offsets=offsets, max_active_dims=max_active_dims)
     sources, common = _vectors(
         defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
     )
-    if late_chunking and wanted != DENSE_ONLY:
-        raise InvalidInput("late_chunking is for dense vectors alone.", param="late_chunking")
-    if offsets and Output.MULTI_VECTOR not in wanted:
-        raise InvalidInput("offsets are of multi_vector, which is not among the outputs.", param="offsets")
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", reading.read_vectors
         common |= {**_BASE64, **({"late_chunking": True} if late_chunking else {})}
@@ -88,6 +85,7 @@ def embed(
         # base64 loses the shape of an array, and the number of tokens is unknown here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
         common |= {"return_offsets": True} if offsets else {}
+        common |= {} if max_active_dims is None else {"max_active_dims": max_active_dims}
     join = joining.join_vectors
     return batched(
         defaults,
@@ -100,6 +98,20 @@ def embed(
         progress=progress,
         whole=late_chunking,
     )
+
+
+def _check(wanted: Outputs, *, late_chunking: bool, offsets: bool, max_active_dims: int | None) -> None:
+    """Reject options that are not for the outputs of a call."""
+    if not wanted or not wanted <= POOLING_TASKS.keys():
+        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(POOLING_TASKS))}.", param="outputs")
+    if late_chunking and wanted != DENSE_ONLY:
+        raise InvalidInput("late_chunking is for dense vectors alone.", param="late_chunking")
+    if offsets and Output.MULTI_VECTOR not in wanted:
+        raise InvalidInput("offsets are of multi_vector, which is not among the outputs.", param="offsets")
+    arguments.whole_number("max_active_dims", max_active_dims)
+    if max_active_dims is not None and Output.SPARSE not in wanted:
+        message = "max_active_dims is for sparse vectors, and sparse is not among the outputs."
+        raise InvalidInput(message, param="max_active_dims")
 
 
 def embed_stream(

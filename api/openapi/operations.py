@@ -109,7 +109,12 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "A vector for each token", "Vectors", tei.EmbedBody, list[list[list[float]]], texts={"inputs": _TEXTS}
     ),
     "/embed_sparse": _tei(
-        "Sparse vectors", "Vectors", tei.EmbedBody, list[list[answers.TeiSparseValue]], texts={"inputs": _TEXTS}
+        "Sparse vectors",
+        "Vectors",
+        tei.EmbedBody,
+        list[list[answers.TeiSparseValue]],
+        texts={"inputs": _TEXTS},
+        largest={"inputs": _TEXTS, "max_active_dims": 8},
     ),
     "/pooling": task(
         "Any output of the model",

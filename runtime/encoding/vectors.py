@@ -161,6 +161,9 @@ def _sparse(card: ModelCard, chosen: EncodeOptions, result: EmbedResult | None) 
         return no_rows(sparse=chosen.convert_to_sparse_tensor) if to_tensor else []
     vectors = result.sparse or ()
     if chosen.max_active_dims is not None:
+        if card.max_active_dims is not None and chosen.max_active_dims > card.max_active_dims:
+            message = f"max_active_dims: the folder of `{card.name}` keeps {card.max_active_dims} weights, and no more."
+            raise InvalidArgument(message, param="max_active_dims")
         vectors = tuple(largest_weights(vector, chosen.max_active_dims) for vector in vectors)
     rows = sparse_rows(vectors, card.vocabulary)
     if not chosen.convert_to_sparse_tensor:

@@ -81,6 +81,7 @@ class EngineApi(ABC):
         prompt: str | None = None,
         late_chunking: bool = False,
         offsets: bool = False,
+        max_active_dims: int | None = None,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
@@ -101,6 +102,7 @@ class EngineApi(ABC):
             late_chunking: Read the texts as the chunks of one document, joined as they are, in one forward. Each chunk
                 gets the pooled vectors of its own tokens. For models with mean pooling.
             offsets: Return the characters of each token of `multi_vector` in its text.
+            max_active_dims: Number of the largest weights to keep of each vector of `sparse`.
             max_tokens: See the class. With `late_chunking`, that of the document.
             timeout_s: See the class.
             priority: See the class.
@@ -112,6 +114,7 @@ class EngineApi(ABC):
             `usage.prompt_tokens`.
         """
         arguments.whole_number("dimensions", dimensions)
+        arguments.whole_number("max_active_dims", max_active_dims)
         arguments.text("prompt_name", prompt_name)
         arguments.text("prompt", prompt)
         given = arguments.inputs(inputs, max_tokens)
@@ -125,6 +128,7 @@ class EngineApi(ABC):
             prompt=prompt,
             late_chunking=late_chunking,
             offsets=offsets,
+            max_active_dims=max_active_dims,
         )
         result: EmbedResult = await self._run(request, arguments.size(given), timeout_s, priority, tenant)
         return result

@@ -13,7 +13,7 @@ from staged_pool.runtime.models.devices.kernel_choices import tuning
 from staged_pool.runtime.models.devices.launch import Replica
 from staged_pool.runtime.models.encoder import compute
 from staged_pool.runtime.models.specs.layers import StepLabelsSpec
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, SpladeSpec
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.requests import Output
@@ -58,6 +58,7 @@ def build_card(
         token_width=_token_width(replicas[0], first),
         matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
         dimensions=folder.dimensions,
+        max_active_dims=next((spec.max_active_dims for spec in specs if isinstance(spec, SpladeSpec)), None),
         labels=folder.labels,
         activation=folder.activation,
         labels_steps=any(isinstance(spec, StepLabelsSpec) for spec in specs),

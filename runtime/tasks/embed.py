@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
+from staged_pool.runtime.sparse_weights import largest_weights
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Parts, Plan
 
@@ -33,10 +34,11 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
 
     Raises:
         Unsupported: The model lacks a requested output.
-        InvalidInput: `dimensions`, `prompt_name` or `outputs` do not fit the model.
+        InvalidInput: `dimensions`, `max_active_dims`, `prompt_name` or `outputs` do not fit the model.
     """
     _check_outputs(request.outputs, card)
     _check_dimensions(request, card)
+    _check_active_dims(request, card)
     prompt, adapter = _prompt(request, card)
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
@@ -135,6 +137,20 @@ def _check_dimensions(request: EmbedRequest, card: ModelCard) -> None:
         raise InvalidInput(message, param="dimensions")
 
 
+def _check_active_dims(request: EmbedRequest, card: ModelCard) -> None:
+    most = request.max_active_dims
+    if most is None:
+        return
+    if Output.SPARSE not in request.outputs:
+        message = "$max_active_dims is for sparse vectors, and sparse is not among the outputs."
+        raise InvalidInput(message, param="max_active_dims")
+    if most < 1:
+        raise InvalidInput(f"$max_active_dims must be at least 1, got {most}.", param="max_active_dims")
+    if card.max_active_dims is not None and most > card.max_active_dims:
+        message = f"The folder of `{card.name}` keeps {card.max_active_dims} weights: $max_active_dims may be as many."
+        raise InvalidInput(message, param="max_active_dims")
+
+
 def _role(prompt_name: str | None) -> Role | None:
     if prompt_name is None:
         return None
@@ -162,9 +178,7 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
     whole = cast("Sequence[Row]", rows)
     return EmbedResult(
         dense=_dense(request, card, rows) if Output.DENSE in request.outputs else None,
-        sparse=tuple(_owned_sparse(cast(SparseVector, row.values[Output.SPARSE])) for row in whole)
-        if Output.SPARSE in request.outputs
-        else None,
+        sparse=tuple(_sparse(request, row) for row in whole) if Output.SPARSE in request.outputs else None,
         multi_vector=tuple(
             normalized(array(row, Output.MULTI_VECTOR)) if request.normalize else owned(array(row, Output.MULTI_VECTOR))
             for row in whole
@@ -251,7 +265,8 @@ def owned(values: NDArray[Number]) -> NDArray[Number]:
     return values if values.flags.writeable else values.copy()
 
 
-def _owned_sparse(vector: SparseVector) -> SparseVector:
+def _sparse(request: EmbedRequest, row: Row) -> SparseVector:
+    vector = largest_weights(cast(SparseVector, row.values[Output.SPARSE]), request.max_active_dims)
     return SparseVector(owned(vector.indices), owned(vector.values))
 
 

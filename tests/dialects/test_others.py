@@ -216,6 +216,29 @@ def test_teis_sparse_vectors(client_of: ClientOf, tiny_folder: TinyFolder) -> No
         )
 
 
+def test_the_largest_weights(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
+    client, wanted = client_of("splade-bert"), oracle.sparse(tiny_folder("splade-bert"), TEXTS, max_active_dims=3)
+    rows = [row["data"] for row in answer(client, "/pooling", input=TEXTS, max_active_dims=3)["data"]]
+    found = answer(client, "/embed_sparse", inputs=TEXTS, max_active_dims=3)
+    with staged_pool.Client(str(client.base_url)) as ours:
+        sparse = ours.embed(TEXTS, outputs="sparse", max_active_dims=3).sparse or ()
+        with pytest.raises(staged_pool.InvalidInput, match="max_active_dims is for sparse vectors"):
+            ours.embed(TEXTS, max_active_dims=3)
+    for largest, row, entries, vector in zip(wanted, rows, found, sparse, strict=True):
+        assert dict(zip(row["indices"], row["values"], strict=True)) == pytest.approx(largest, rel=1e-3)
+        assert {entry["index"]: entry["value"] for entry in entries} == pytest.approx(largest, rel=1e-3)
+        assert vector.indices.tolist() == row["indices"]
+    for wrong in (0, -1, "3"):
+        error = rejection(client, "/pooling", 400, input="a", max_active_dims=wrong)["error"]
+        assert error["message"].startswith("max_active_dims: Expected `int")
+        assert rejection(client, "/embed_sparse", 422, inputs="a", max_active_dims=wrong)["error_type"] == "Validation"
+    for kind in ("seqcls-multiclass", EMBEDDER):
+        error = rejection(client_of(kind), "/pooling", 400, input="a", max_active_dims=3)["error"]
+        assert (error["message"], error["param"]) == ("max_active_dims: only for the task sparse", "max_active_dims")
+    error = rejection(client_of(EMBEDDER), "/embed", 422, inputs="a", max_active_dims=3)["error"]
+    assert error.startswith("max_active_dims is for sparse vectors")
+
+
 def test_teis_predictions(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
     client = client_of("seqcls-multiclass")
     wanted = oracle.labels(tiny_folder("seqcls-multiclass"), TEXTS)

@@ -51,15 +51,23 @@ def dense(
     return vectors
 
 
-def sparse(folder: Path, texts: Sequence[str], *, prompt_name: str | None = None) -> list[dict[int, float]]:
-    """The weights above zero, by number of token."""
+def sparse(
+    folder: Path, texts: Sequence[str], *, prompt_name: str | None = None, max_active_dims: int | None = None
+) -> list[dict[int, float]]:
+    """The weights above zero, by number of token. Those of BGE-M3 are never cut."""
     if (folder / "sparse_linear.pt").exists():
         return [_bge_m3_weights(folder, text) for text in texts]
     model = _sentence_transformer("SparseEncoder", folder)
     found = []
     for text in texts:
         with _quiet():
-            row = model.encode([text], prompt_name=prompt_name, convert_to_sparse_tensor=False, show_progress_bar=False)
+            row = model.encode(
+                [text],
+                prompt_name=prompt_name,
+                max_active_dims=max_active_dims,
+                convert_to_sparse_tensor=False,
+                show_progress_bar=False,
+            )
         row = row[0].float()
         found.append({int(place): float(row[place]) for place in row.nonzero()[:, 0]})
     return found

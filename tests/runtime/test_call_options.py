@@ -20,13 +20,16 @@ from staged_pool.runtime.engine.engine_api import EngineApi
 
 METHODS: dict[type[Any], tuple[Callable[..., Any], set[str]]] = {
     EmbedOptions: (EngineApi.embed, set()),
-    VectorOptions: (EngineApi.embed, {"outputs", "late_chunking", "offsets"}),
+    VectorOptions: (EngineApi.embed, {"outputs", "late_chunking", "offsets", "max_active_dims"}),
     ClassifyOptions: (EngineApi.classify, set()),
     TokenClassifyOptions: (EngineApi.classify_tokens, set()),
     ScoreOptions: (EngineApi.score, set()),
     EngineKeywords: (
         EngineApi.embed,
-        {"outputs", "late_chunking", "offsets", "dimensions", "normalize", "prompt_name", "prompt", "max_tokens"},
+        {
+            *{"outputs", "late_chunking", "offsets", "max_active_dims", "dimensions"},
+            *{"normalize", "prompt_name", "prompt", "max_tokens"},
+        },
     ),
 }
 

@@ -21,6 +21,7 @@ def program() -> None:
         assert_type(result, staged_pool.EmbedResult)
         assert_type(pool.embed("a", outputs=["dense", "sparse"], priority="bulk", tenant=3), staged_pool.EmbedResult)
         assert_type(pool.classify([("a", "b")], activate=False), staged_pool.ClassifyResult)
+        assert_type(pool.embed("a", outputs="sparse", max_active_dims=9), staged_pool.EmbedResult)
         assert_type(pool.classify("a", candidate_labels=["b", "c"], multi_label=True), staged_pool.ClassifyResult)
         pool.classify_tokens("a", candidate_labels=["b"])  # type: ignore[call-arg]
         assert_type(pool.classify_tokens("a", aggregation="first"), staged_pool.TokenClassifyResult)

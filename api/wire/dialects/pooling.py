@@ -59,6 +59,8 @@ class PoolingBody(EncodingFields, kw_only=True):
     prompt_name: str | None = None
     """Prompt of embedding tasks, as for `/v1/embeddings`."""
     prompt: str | None = None
+    max_active_dims: Dimensions | None = None
+    """For `sparse`: number of the largest weights to keep of each vector."""
     return_offsets: bool | None = None
     """For `token_embed`, and labels of tokens: add `offsets`, the first character and the end of each token.
 
@@ -111,6 +113,8 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise field_error("task", f"of the model's tasks, only {_embedding(card)} can be combined in one request")
     if fields.dimensions is not None and "embed" not in tasks:
         raise field_error("dimensions", "only for the task embed")
+    if fields.max_active_dims is not None and "sparse" not in tasks:
+        raise field_error("max_active_dims", "only for the task sparse")
     if not _OF_EMBED.issuperset(asked.values()) and (fields.prompt_name, fields.prompt) != (None, None):
         raise field_error("prompt_name", "prompts are only for embedding tasks")
     if fields.prompt_name is not None and fields.prompt is not None:
@@ -197,6 +201,7 @@ def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRe
         prompt_name=fields.prompt_name,
         prompt=fields.prompt,
         offsets=bool(fields.return_offsets),
+        max_active_dims=fields.max_active_dims,
     )
 
 

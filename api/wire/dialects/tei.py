@@ -52,6 +52,8 @@ class EmbedBody(TruncationFields, kw_only=True):
     """`str | list[str] | list[int] | list[list[int]]`."""
     normalize: bool | None = None
     dimensions: Dimensions | None = None
+    max_active_dims: Dimensions | None = None
+    """For `/embed_sparse`: number of the largest weights to keep of each vector."""
 
 
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
@@ -113,6 +115,7 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
         dimensions=fields.dimensions,
         normalize=fields.normalize is not False,
         prompt_name=fields.prompt_name,
+        max_active_dims=fields.max_active_dims,
     )
     return request, _ENCODERS[output]
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from staged_pool import Pool
 from staged_pool.runtime.config import Attention, EngineConfig
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
@@ -26,7 +28,7 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import EmbedRequest, Output, Outputs, ScoreRequest, TextInput
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan
-from staged_pool.stages.errors import ConfigError, ModelFailed, Unsupported
+from staged_pool.stages.errors import ConfigError, InvalidInput, ModelFailed, Unsupported
 from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.requests import embed, prepare, score, sequences, text_tower
@@ -75,6 +77,62 @@ def test_weights_are_those_of_the_oracle(
     assert model.card.outputs == (Output.SPARSE,)
     wanted = oracle.sparse(tiny_folder(kind), TEXTS, prompt_name=prompt_name)
     assert_same(weights(model, TEXTS, prompt_name=prompt_name), wanted)
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", SPLADE)
+def test_a_request_keeps_the_largest_weights(
+    kind: str, attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model = load_tiny(kind, attention=attention)
+    whole = weights(model, TEXTS)
+    for most in (1, 5, 10**6):
+        found = weights(model, TEXTS, max_active_dims=most)
+        assert_same(found, oracle.sparse(tiny_folder(kind), TEXTS, max_active_dims=most))
+        assert_same(weights(model, TEXTS, max_active_dims=most, alone=True), found)
+        assert [len(row.indices) for row in found] == [min(most, len(row.indices)) for row in whole]
+    assert min(len(row.indices) for row in whole) > 5
+    # Beside vectors of other kinds, from one forward.
+    model = load_tiny("bge-m3", attention=attention)
+    both = embed(model, TEXTS, Output.SPARSE, Output.DENSE, max_active_dims=2)
+    assert both.sparse is not None
+    for row, all_of_it in zip(both.sparse, weights(model, TEXTS), strict=True):
+        largest = sorted(as_dict(all_of_it).items(), key=lambda entry: -entry[1])[:2]
+        assert as_dict(row) == pytest.approx(dict(largest), abs=TOLERANCE)
+
+
+def test_a_kept_result_is_of_any_number_of_weights(tiny_folder: TinyFolder) -> None:
+    """The cache has whole rows: a request gets as many weights as it asks for, whatever was asked before."""
+    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "result_cache_mb": 8}
+    with Pool(str(tiny_folder("splade-bert")), **settings) as pool:
+        found = [pool.embed(TEXTS[0], outputs="sparse", max_active_dims=most).sparse for most in (3, None, 5, 3, None)]
+        hits = pool.call(hits_of)
+    counts = [len(one[0].indices) for one in found if one is not None]
+    assert (counts[0], counts[2], counts[3]) == (3, 5, 3)
+    assert counts[1] == counts[4] > 5
+    assert hits == 4
+
+
+async def hits_of(engine: Engine) -> int:
+    kept = engine.statistics().result_cache
+    return 0 if kept is None else kept.hits
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "most", "said"),
+    [
+        ("splade-bert", SPARSE_ONLY, 0, "max_active_dims must be at least 1, got 0"),
+        ("splade-bert", SPARSE_ONLY, -3, "max_active_dims must be at least 1, got -3"),
+        ("bge-m3", frozenset({Output.DENSE, Output.TOKEN_WEIGHTS}), 3, "max_active_dims is for sparse vectors"),
+    ],
+)
+def test_a_wrong_number_of_weights_is_an_error(
+    kind: str, outputs: Outputs, most: int, said: str, load_tiny: LoadTiny
+) -> None:
+    request = EmbedRequest(inputs=(TextInput("a"),), outputs=outputs, max_active_dims=most)
+    with pytest.raises(InvalidInput, match=said) as caught:
+        plan(request, load_tiny(kind).card)
+    assert caught.value.param == "max_active_dims"
 
 
 @pytest.mark.parametrize("attention", LAYOUTS)
