@@ -12,15 +12,8 @@ from typing import Final
 
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.models.specs.layers import LayersScoreSpec, StepLabelsSpec
-from staged_pool.runtime.models.specs.model import (
-    DenseSpec,
-    HeadModule,
-    ModelFolder,
-    MultiVectorSpec,
-    Projection,
-    TokenWeightsSpec,
-)
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, Projection, StepLabelsSpec
+from staged_pool.runtime.models.specs.model import DenseSpec, HeadModule, ModelFolder, MultiVectorSpec, TokenWeightsSpec
 from staged_pool.stages.errors import ConfigError
 
 _DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.models.folders.special_tokens import tokens_without_weight
+from staged_pool.runtime.models.specs.layers import Projection
 from staged_pool.runtime.models.specs.model import (
     DenseSpec,
     HeadSpec,
     ModelFolder,
     MultiVectorSpec,
-    Projection,
     RoleSettings,
     TokenWeightsSpec,
 )

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PoolingMode, Projection
+from staged_pool.runtime.models.specs.layers import Projection
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PoolingMode
 from staged_pool.stages.errors import ConfigError
 
 LLAMA: Final = "llama_bidirec"

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from staged_pool.runtime.models.folders.special_tokens import tokens_without_weight
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import ModelFolder, Projection, TokenWeightsSpec
+from staged_pool.runtime.models.specs.layers import Projection
+from staged_pool.runtime.models.specs.model import ModelFolder, TokenWeightsSpec
 from staged_pool.stages.errors import ConfigError
 
 _FIXED: Final[Mapping[str, object]] = {

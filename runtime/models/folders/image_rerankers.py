@@ -13,8 +13,8 @@ from staged_pool.runtime.models.folders.common_files import read_body_config
 from staged_pool.runtime.models.folders.engine_retrievers import files_with
 from staged_pool.runtime.models.folders.reranker_families import QWEN3_VL
 from staged_pool.runtime.models.specs.conversation import ImageSpec
-from staged_pool.runtime.models.specs.layers import LayersScoreSpec
-from staged_pool.runtime.models.specs.model import LogitScoreSpec, ModelFolder, Projection
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, Projection
+from staged_pool.runtime.models.specs.model import LogitScoreSpec, ModelFolder
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.stages.errors import ConfigError
 

@@ -31,14 +31,8 @@ from staged_pool.runtime.models.folders.query_expansion import (
 )
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import (
-    HeadModule,
-    ModelFolder,
-    MultiVectorSpec,
-    Normalize,
-    Projection,
-    RoleSettings,
-)
+from staged_pool.runtime.models.specs.layers import Projection
+from staged_pool.runtime.models.specs.model import HeadModule, ModelFolder, MultiVectorSpec, Normalize, RoleSettings
 from staged_pool.stages.errors import ConfigError
 
 _ORIGINAL: Final = "HF_ColBERT"

@@ -9,8 +9,8 @@ from typing import Any, Final
 from staged_pool.runtime.models.folders.classifier import class_name, read_labels
 from staged_pool.runtime.models.folders.common_files import read_body_config
 from staged_pool.runtime.models.folders.engine_retrievers import files_with
-from staged_pool.runtime.models.specs.layers import StepLabelsSpec
-from staged_pool.runtime.models.specs.model import ModelFolder, Projection
+from staged_pool.runtime.models.specs.layers import Projection, StepLabelsSpec
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _CLASS: Final = "Qwen2ForProcessRewardModel"

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.specs.model import Dense, HeadModule, LayerNorm, OwnLayer, Projection
+from staged_pool.runtime.models.specs.layers import Projection
+from staged_pool.runtime.models.specs.model import Dense, HeadModule, LayerNorm, OwnLayer
 from staged_pool.stages.errors import ConfigError
 
 _DAMAGED: Final = (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError)

@@ -1,12 +1,21 @@
-"""Heads that are linear layers of the checkpoint, with ReLU between them."""
+"""Linear layers in a file of weights, and heads that are several of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:  # which names these heads among all others
-    from staged_pool.runtime.models.specs.model import Projection
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A linear layer stored in a separate file, or among the transformer's weights."""
+
+    files: tuple[Path, ...]
+    """Candidate files, safetensors or pickled; the first that exists is read."""
+    weight: str
+    """Name of the weight tensor, of shape [out, in]."""
+    bias: str | None
+    """Name of the bias tensor, of shape [out]. None: no bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
-from staged_pool.runtime.models.specs.layers import LayersScoreSpec, StepLabelsSpec
+from staged_pool.runtime.models.specs.layers import LayersScoreSpec, Projection, StepLabelsSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -60,18 +60,6 @@ class LayerNorm:
 @dataclass(frozen=True, slots=True)
 class Normalize:
     """A normalisation to length 1 with more modules after it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """A linear layer stored in a separate file, or among the transformer's weights."""
-
-    files: tuple[Path, ...]
-    """Candidate files, safetensors or pickled; the first that exists is read."""
-    weight: str
-    """Name of the weight tensor, of shape [out, in]."""
-    bias: str | None
-    """Name of the bias tensor, of shape [out]. None: no bias."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.status import TABLE
 from staged_pool.api.wire.dialects.invocations import candidates
+from staged_pool.runtime.tasks.zero_shot import entailment
 from tests.api.batches.asking import Asking, requests
 from tests.models.tiny import build
 from tests.servers.engines import engine_on
@@ -211,6 +212,8 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
                         model = served.engine.card.name
                         response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
+                        if "candidate_labels" in json.dumps(example) and entailment(served.engine.card) is None:
+                            succeeded = 501
                         assert response.status_code == succeeded, (path, example, response.text)
                         description.validate_answer(operation, response)
                     seen.add(path)

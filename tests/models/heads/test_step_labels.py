@@ -103,8 +103,9 @@ def expected(folder: Path, texts: Sequence[str]) -> list[Array]:
 
 
 def softmax(logits: Array) -> Array:
-    powers: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def run(model: Encoder, sources: Sequence[Any], **settings: Any) -> TokenClassifyResult:
