@@ -91,7 +91,7 @@ class TokenSequence:
     unseen_tokens: int = 0
     """Trailing tokens that no token attends to, such as a query's expansion in late interaction."""
     kept: tuple[int, ...] | None = None
-    """Indices of the tokens whose vectors multi_vector returns. None: all."""
+    """Indices of the tokens whose vectors multi_vector returns, or whose labels are those of steps. None: all."""
     spans: tuple[Span, ...] | None = None
     """The span of each token, for token_labels, or because the request wants offsets."""
     images: tuple[Pixels, ...] = ()
@@ -277,13 +277,10 @@ class Preparer(Protocol):
     def preprocess(
         self, inputs: Sequence[ModelInput]
     ) -> Sequence[Prepared[Any] | tuple[Prepared[Any], ...] | StagedPoolError]:
-        """Turn each input into a payload for the device, or into its error. Only the model looks into payloads.
+        """Turn each input, in order, into a payload or its error. Only the model looks into payloads.
 
         Args:
             inputs: Inputs of one lane. Their images are fetched already.
-
-        Returns:
-            One result for each input, in order.
         """
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
@@ -317,10 +314,7 @@ class Preparer(Protocol):
         """Drop all cached images."""
 
     def close(self) -> None:
-        """End the processes of the model, if it has any, and wait for their end.
-
-        Calls that wait for them fail with `EngineStopped`.
-        """
+        """End the processes of the model, if any. Calls that wait for them fail with `EngineStopped`."""
 
 
 class Model(Preparer, Protocol):
