@@ -68,6 +68,10 @@ class EngineRegistry:
             async with opening as engines:
                 yield engines
 
+    def follow_load(self, status: LoadStatus | None) -> None:
+        """Take over the state of the loads of another process."""
+        self._progress.status = status
+
     @property
     def load_status(self) -> LoadStatus | None:
         """The state of the first load; None if it is not known, or afterwards."""

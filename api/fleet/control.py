@@ -13,6 +13,7 @@ import msgspec
 from anyio.abc import UNIXSocketStream
 
 from staged_pool.api.fleet.snapshot import Snapshot
+from staged_pool.runtime.load_progress import LoadStatus
 from staged_pool.runtime.remote.port import RING_BYTES, Rings
 from staged_pool.stages.link import Link, Stream
 from staged_pool.stages.ring import open_memory
@@ -25,6 +26,12 @@ class Drain(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """Child: it serves from now on."""
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """Engine process, by way of the supervisor to the fronts: the state of its load."""
+
+    status: LoadStatus | None
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
@@ -48,7 +55,7 @@ class Tell(msgspec.Struct, tag=True, frozen=True):
     body: bytes
 
 
-Order: TypeAlias = Drain | Ready | Beat | Ask | Tell
+Order: TypeAlias = Drain | Ready | Loading | Beat | Ask | Tell
 
 _KIND: Final = 0
 _LINE: Final = b"L"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, UNIXSocketStream
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Beat, Control, Drain, Ready, receive_line
+from staged_pool.api.fleet.control import Beat, Control, Drain, Loading, Ready, receive_line
 from staged_pool.api.fleet.snapshot import snapshot
 from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
 from staged_pool.api.tracing.opening import traces_of
@@ -21,6 +22,7 @@ from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.engine.open import governor_for
 from staged_pool.runtime.engine.open_desk import open_desk
+from staged_pool.runtime.load_progress import LoadProgress, reporting_loads
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.remote.line import BEAT_S
 from staged_pool.runtime.remote.port import Rings
@@ -59,6 +61,7 @@ class _EngineProcess:
         self._memory = memory
         self._drain = anyio.Event()
         self._desk: FrontDesk | None = None
+        self._progress = LoadProgress()
         self.tracer: Tracer | None = None
         """Writes the spans of batches. None: traces are off."""
         self._control: Control
@@ -70,7 +73,7 @@ class _EngineProcess:
             background.start_soon(self._beat)
             background.start_soon(self._memory.watch)
             await anyio.to_thread.run_sync(self._memory.measure)
-            async with open_desk(self._models, self._memory) as self._desk:
+            async with self._loaded() as self._desk:
                 self._desk.on_batch = None if self.tracer is None else self.tracer.batch
                 tune_garbage_collector()
                 await anyio.to_thread.run_sync(release_memory_of_loading)
@@ -86,6 +89,13 @@ class _EngineProcess:
                     serving.cancel_scope.cancel()
             background.cancel_scope.cancel()
         await handover.aclose()
+
+    @asynccontextmanager
+    async def _loaded(self) -> AsyncIterator[FrontDesk]:
+        """Load the models for a block."""
+        with reporting_loads(self._progress):
+            async with open_desk(self._models, self._memory) as desk:
+                yield desk
 
     async def _run_control(self) -> None:
         await self._control.run()
@@ -107,7 +117,9 @@ class _EngineProcess:
         """Tell the fronts the state of each model, and the supervisor the work so far."""
         while True:
             desk = self._desk
-            if desk is not None:
+            if desk is None:
+                self._control.post(Loading(self._progress.status))
+            else:
                 desk.tell_states()
             engines = [] if desk is None else desk.engines
             self._control.post(

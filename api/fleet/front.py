@@ -13,7 +13,7 @@ from anyio.abc import UNIXSocketStream
 
 from staged_pool.api.app.fleet import Gate
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Ready, Tell, receive_line
+from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Loading, Ready, Tell, receive_line
 from staged_pool.api.fleet.snapshot import snapshot
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
@@ -79,7 +79,15 @@ class _Front:
         self._asked: dict[int, tuple[anyio.Event, list[bytes]]] = {}
 
     async def run(self, listener: socket.socket, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
-        self._control = Control(control, {Drain: lambda _: self._drain.set(), Tell: self._told})
+        follow_load = self._server.registry.follow_load
+        self._control = Control(
+            control,
+            {
+                Drain: lambda _: self._drain.set(),
+                Loading: lambda loading: follow_load(loading.status),
+                Tell: self._told,
+            },
+        )
         async with anyio.create_task_group() as background:
             background.start_soon(self._run_control)
             background.start_soon(self._beat)

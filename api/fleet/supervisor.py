@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.api.fleet import names
-from staged_pool.api.fleet.control import Ask, Beat, Drain, Ready, Tell, send_line
+from staged_pool.api.fleet.control import Ask, Beat, Drain, Loading, Ready, Tell, send_line
 from staged_pool.api.fleet.processes import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -87,6 +87,7 @@ class Supervisor:
         pause_s = FIRST_PAUSE_S
         handlers: Mapping[type[Any], Callable[[Child, Any], object]] = {
             Ready: self._take_ready,
+            Loading: lambda _, loading: self._pass_on(loading),
             Beat: lambda child, beat: self._reports.take(child.name, beat.snapshot),
             Ask: self._answer,
         }
@@ -145,6 +146,11 @@ class Supervisor:
     def _take_ready(self, child: Child, _: Ready) -> None:
         child.is_ready = True
         log.info("process.ready", child=child.name, after_s=round(child.lived_s, 3))
+
+    def _pass_on(self, loading: Loading) -> None:
+        for name, child in self._children.items():
+            if name != names.ENGINE:
+                child.control.post(loading)
 
     def _answer(self, child: Child, ask: Ask) -> None:
         openmetrics = ask.report == "openmetrics"

@@ -73,8 +73,10 @@ def percent(server: ServerProcess) -> int:
     return found
 
 
-def test_a_download_is_told_by_ready_and_by_the_log(model: Path, tmp_path: Path) -> None:
-    with downloading(model, tmp_path / "cache", tmp_path / "log", "--log-format", "json") as (server, go_on):
+@pytest.mark.parametrize("fronts", [0, 1])
+def test_a_download_is_told_by_ready_and_by_the_log(fronts: int, model: Path, tmp_path: Path) -> None:
+    flags = ("--log-format", "json", "--api-servers", str(fronts))
+    with downloading(model, tmp_path / "cache", tmp_path / "log", *flags) as (server, go_on):
         status, answer = server.ask("/ready")
         assert status == 503
         assert answer["loading"] == {"model": NAME, "phase": "download", "percent": answer["loading"]["percent"]}
