@@ -28,6 +28,7 @@ from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
+from staged_pool.runtime.models.sharing import Sharing, share_bases
 from staged_pool.runtime.plugins.processor import PluginClass
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import OutOfMemory, StagedPoolError
@@ -223,9 +224,11 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         )
         if admit is not None:
             admit(sum([await run(self._expected_bytes, each) for each in with_model]))
-        for each in with_model:
-            if each.found is not None:
-                each.model = await run(partial(_load, each.config, self._governor.budget, progress), each.found)
+        found = [(each.config, each.found) for each in with_model if each.found is not None]
+        for sharing in await run(share_bases, found):
+            loaded_together = await run(partial(_load, found, self._governor.budget, progress), sharing)
+            for place, model in zip(sharing.places, loaded_together, strict=True):
+                with_model[place].model = model
         self._threads.fit([each.needs for each in self._served])
         loaded = [each.model for each in with_model if each.model is not None]
         if loaded:
@@ -314,11 +317,18 @@ async def run_engines(
         yield engines
 
 
-def _load(config: EngineConfig, memory: MemoryBudget, progress: LoadProgress, found: FoundModel) -> LoadedModel:
+def _load(
+    models: Sequence[tuple[EngineConfig, FoundModel]], memory: MemoryBudget, progress: LoadProgress, sharing: Sharing
+) -> Sequence[LoadedModel]:
+    """Load a model, or several on the weights of one base model."""
     leave_out_broken_torchvision()
     from staged_pool.runtime.models.load import load_model  # imports torch, which takes seconds: off the event loop
+    from staged_pool.runtime.models.load_shared import load_sharing
 
-    return load_model(config, found, memory, progress)
+    members = [models[place] for place in sharing.places]
+    if sharing.base is None:
+        return [load_model(config, found, memory, progress) for config, found in members]
+    return load_sharing(members[0][0], sharing.base, [found for _, found in members], memory, progress)
 
 
 def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:

@@ -23,6 +23,8 @@ class FoundModel:
     """Served name."""
     folder: ModelFolder
     """Settings read from its files."""
+    base: Path | None = None
+    """Folder of the base model, for an adapter. None: the model is no adapter."""
 
 
 def find_model(config: EngineConfig, progress: LoadProgress | None = None) -> FoundModel:
@@ -47,7 +49,7 @@ def find_model(config: EngineConfig, progress: LoadProgress | None = None) -> Fo
     )
     folder = resolved.folder
     if (adapter := find_adapter(folder)) is None:
-        return FoundModel(name=resolved.name, folder=_read(folder, config))
+        return FoundModel(name=resolved.name, folder=read_model(folder, config))
     try:
         base = resolve(
             adapter.base,
@@ -58,9 +60,9 @@ def find_model(config: EngineConfig, progress: LoadProgress | None = None) -> Fo
         )
     except ConfigError as error:
         raise ConfigError(f"adapter_config.json: the base model cannot be found: {error}") from error
-    read = _read(compose(adapter, base.folder), config)
+    read = read_model(compose(adapter, base.folder), config)
     note = f"the adapter is merged into the weights of {base.name}"
-    return FoundModel(name=resolved.name, folder=replace(read, notes=(*read.notes, note)))
+    return FoundModel(name=resolved.name, folder=replace(read, notes=(*read.notes, note)), base=base.folder)
 
 
 def check_model(config: EngineConfig) -> None:
@@ -80,12 +82,17 @@ def check_model(config: EngineConfig) -> None:
     elif config.revision is not None:
         raise ConfigError(f"revision={config.revision!r}: only a hub id has revisions, and {config.model} is a folder")
     elif (adapter := find_adapter(folder)) is None:
-        _read(folder, config)
+        read_model(folder, config)
     elif config.offline or local_folder(adapter.base) is not None:
         find_model(config)
 
 
-def _read(folder: Path, config: EngineConfig) -> ModelFolder:
+def read_model(folder: Path, config: EngineConfig) -> ModelFolder:
+    """Read the settings of a model folder; see `read_folder`.
+
+    Raises:
+        ConfigError: See `read_folder`.
+    """
     return read_folder(
         folder,
         task=config.task,

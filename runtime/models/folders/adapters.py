@@ -28,7 +28,7 @@ ADAPTER: Final = "adapter"
 SETTINGS: Final = "adapter_config.json"
 WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
 
-_TOKENIZER: Final = (
+TOKENIZER_FILES: Final = (
     *VOCABULARIES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
@@ -125,7 +125,7 @@ def compose(adapter: AdapterFolder, base: Path) -> Path:
         files = {Path(body) / file.name: file for file in _files(adapter.body) if file.name != "README.md"}
         files |= {Path("README.md"): adapter.path / "README.md"} if (adapter.path / "README.md").is_file() else {}
         bases = _tree(base)
-    for group, signs in ((_TOKENIZER, VOCABULARIES), (_PROCESSOR, _PROCESSOR)):
+    for group, signs in ((TOKENIZER_FILES, VOCABULARIES), (_PROCESSOR, _PROCESSOR)):
         loser = bases if any(Path(body) / sign in files for sign in signs) else files
         for name in group:
             loser.pop(Path(body) / name, None)
