@@ -14,7 +14,7 @@ from perf.commands import (  # noqa: F401  # they register their commands
 from perf.commands.command_line import BackendOption, DTypeOption, Model, TorchThreads, main
 from perf.cost import answers, coldstart, memory, overhead, pool, preprocess
 from perf.tools.servers import Options
-from perf.under_load import fanout, images, liveness, liveness_images, overload, throughput
+from perf.under_load import fanout, images, liveness, liveness_images, media, overload, throughput
 
 
 @main.command("all")
@@ -40,6 +40,7 @@ def all_commands(
     preprocess.run(options, rounds=2, seconds=0.4)
     images.run(of_images, size="1080p", rounds=4, seconds=5.0)
     liveness_images.run(of_images, rounds=1, seconds=12.0, clients=300)
+    media.run(of_images, seconds=5.0, rounds=1)
 
 
 if __name__ == "__main__":

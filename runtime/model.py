@@ -60,6 +60,8 @@ class Pixels:
     steps: int = 1
     step_s: float | None = None
     """Steps of a video, each with the patches of `grid`, and seconds of a step. None: an image."""
+    times_s: tuple[float, ...] | None = None
+    """Times of a video's steps in seconds, for a model whose text tells them. The device needs none."""
 
     @property
     def patches(self) -> int | None:

@@ -1,17 +1,18 @@
-"""Inputs of the one-shot commands: texts, files of images, and lines of the standard input."""
+"""Inputs of the one-shot commands: texts, files of images and videos, and lines of the standard input."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
 import click
 
-from staged_pool.runtime.requests import Image
+from staged_pool.runtime.requests import Image, Video
 from staged_pool.stages.errors import ConfigError, InvalidInput
 
 T = TypeVar("T")
@@ -23,6 +24,30 @@ IMAGE_OPTION: Final = click.Option(
     metavar="FILE",
     help="File of an image. Repeat it for several.",
 )
+VIDEO_OPTION: Final = click.Option(
+    ["--video"],
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="File of a video (MP4, MOV, WebM or GIF), for a model that reads videos. Repeat it for several.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """A file of an image or a video."""
+
+    kind: Literal["image", "video"]
+    path: Path
+
+    async def read(self) -> Image:
+        """Return its content."""
+        data = await anyio.Path(self.path).read_bytes()
+        return Image(data) if self.kind == "image" else Video(data)
+
+
+Given: TypeAlias = str | MediaFile
+"""An input of a command: a text or a file."""
 
 
 def lines_or_stdin(given: Sequence[str], name: str) -> list[str]:
@@ -41,26 +66,30 @@ def lines_or_stdin(given: Sequence[str], name: str) -> list[str]:
     return lines
 
 
-def texts_and_images(texts: Sequence[str], images: Sequence[Path]) -> list[str | Path]:
-    """Return the texts, then the files of images; the standard input is read if both are empty."""
-    return [*images] if images and not texts else [*lines_or_stdin(texts, "text"), *images]
+def texts_and_files(texts: Sequence[str], images: Sequence[Path], videos: Sequence[Path] = ()) -> list[Given]:
+    """Return the texts, then the files of images and of videos; the standard input is read if all are empty."""
+    files: list[Given] = [
+        *(MediaFile("image", path) for path in images),
+        *(MediaFile("video", path) for path in videos),
+    ]
+    return files if files and not texts else [*lines_or_stdin(texts, "text"), *files]
 
 
-async def read_images(given: Sequence[str | Path]) -> list[str | Image]:
-    """Replace each file by the image in it."""
-    return [each if isinstance(each, str) else Image(await anyio.Path(each).read_bytes()) for each in given]
+async def read_files(given: Sequence[Given]) -> list[str | Image]:
+    """Replace each file by the image or the video in it."""
+    return [each if isinstance(each, str) else await each.read() for each in given]
 
 
 @contextmanager
-def errors_by_name(given: Sequence[str | Path], first: int) -> Iterator[None]:
-    """Name the invalid input in an error: an image by its file, a text by its number, counted from `first`."""
+def errors_by_name(given: Sequence[Given], first: int) -> Iterator[None]:
+    """Name the invalid input in an error: a file by its path, a text by its number, counted from `first`."""
     try:
         yield
     except InvalidInput as error:
         if error.index is None:
             raise
         wrong = given[error.index]
-        name = f"input {first + error.index}" if isinstance(wrong, str) else str(wrong)
+        name = f"input {first + error.index}" if isinstance(wrong, str) else str(wrong.path)
         raise type(error)(f"{name}: {error}", param=error.param, index=error.index) from error
 
 

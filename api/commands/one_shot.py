@@ -13,11 +13,13 @@ import click
 from staged_pool.api.commands.given import given_settings
 from staged_pool.api.commands.inputs import (
     IMAGE_OPTION,
+    VIDEO_OPTION,
+    Given,
     errors_by_name,
     lines_or_stdin,
     portions,
-    read_images,
-    texts_and_images,
+    read_files,
+    texts_and_files,
 )
 from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
@@ -37,6 +39,7 @@ _MODEL: Final = ("model", "revision", "offline")
 _TRUST: Final = ("allow_pickle", "trust_remote_code")
 _DEVICE: Final = ("device", "dtype", "attention")
 _IMAGES: Final = ("image_path", "image_draft", "max_image_pixels")
+_VIDEOS: Final = ("max_video_bytes", "max_video_seconds", "max_video_frames", "video_timeout_s")
 _THREADS: Final = ("torch_threads", "forward_workers")
 _SCORING: Final = ("score_template", "score_tokens")
 
@@ -46,16 +49,18 @@ _ACTIVATE: Final = click.Option(
 )
 
 
-def _embed(*, texts: tuple[str, ...], image: tuple[Path, ...], dimensions: int | None, **_: Any) -> None:
+def _embed(
+    *, texts: tuple[str, ...], image: tuple[Path, ...], video: tuple[Path, ...], dimensions: int | None, **_: Any
+) -> None:
     with errors_in_flag_words():
         if dimensions is not None and dimensions < 1:
             raise ConfigError(f"dimensions={dimensions}: must be at least 1")
-        given = texts_and_images(texts, image)
+        given = texts_and_files(texts, image, video)
 
     async def use(engine: Engine, config: EngineConfig) -> None:
         for first, some in portions(given, config.max_request_items):
             with errors_by_name(some, first):
-                result = await engine.embed(await read_images(some), dimensions=dimensions)
+                result = await engine.embed(await read_files(some), dimensions=dimensions)
             for index, (each, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
                 _print(index=index, **_named(each), embedding=vector)
 
@@ -88,14 +93,14 @@ def _classify(
     **_: Any,
 ) -> None:
     with errors_in_flag_words():
-        given = texts_and_images(texts, image)
+        given = texts_and_files(texts, image)
     labels = arguments.candidate_labels(candidate_labels)
 
     async def use(engine: Engine, config: EngineConfig) -> None:
         for first, some in portions(given, max(1, config.max_request_items // len(labels or ("",)))):
             with errors_by_name(some, first):
                 result = await engine.classify(
-                    await read_images(some),
+                    await read_files(some),
                     activate=activate,
                     candidate_labels=labels,
                     hypothesis_template=hypothesis_template,
@@ -132,8 +137,8 @@ async def _with_engine(config: EngineConfig, use: Use) -> None:
         await use(engine, config)
 
 
-def _named(given: str | Path) -> dict[str, str]:
-    return {"text": given} if isinstance(given, str) else {"image": str(given)}
+def _named(given: Given) -> dict[str, str]:
+    return {"text": given} if isinstance(given, str) else {given.kind: str(given.path)}
 
 
 def _print(**fields: object) -> None:
@@ -151,6 +156,7 @@ embed: Final = SettingsCommand(
     params=[
         _TEXTS,
         IMAGE_OPTION,
+        VIDEO_OPTION,
         click.Option(
             ["--dimensions"],
             type=click.INT,
@@ -159,13 +165,13 @@ embed: Final = SettingsCommand(
             help="Keep the first N values of each vector, such as 256. Only Matryoshka models lose little by it.",
         ),
         *_settings(
-            *_MODEL, "task", *_TRUST, *_DEVICE, *_IMAGES, "matryoshka", "split_long_inputs", *_THREADS
+            *_MODEL, "task", *_TRUST, *_DEVICE, *_IMAGES, *_VIDEOS, "matryoshka", "split_long_inputs", *_THREADS
         ),
     ],
-    help="""Embed texts and images without a server.
+    help="""Embed texts, images and videos without a server.
 
     TEXTS: the texts; without any, one text a line from the standard input. Prints one JSON object for each input:
-    {"index", "text" or "image", "embedding"}.
+    {"index", "text", "image" or "video", "embedding"}.
     """,
 )  # fmt: skip
 score: Final = SettingsCommand(

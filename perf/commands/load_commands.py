@@ -20,6 +20,7 @@ from perf.under_load import (
     liveness,
     liveness_images,
     matrix,
+    media,
     mixed,
     overload,
     plugins,
@@ -241,6 +242,19 @@ def mixed_command(
     """Client timeouts and rejections for texts, images and requests of eight images, by default settings."""
     options = Options(model=None, dtype=dtype, torch_threads=torch_threads, backend=backend)
     mixed.run(options, seconds=seconds, rounds=rounds, factor=factor)
+
+
+@main.command("media")
+def media_command(
+    *,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Seconds of one load in one round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each has texts alone, and both loads.")] = 3,
+) -> None:
+    """Texts, images and videos at 0.5 and 2 times capacity: errors, texts beside idle, and /health."""
+    media.run(Options(dtype=dtype, torch_threads=torch_threads, backend=backend), seconds=seconds, rounds=rounds)
 
 
 @main.command("soak")

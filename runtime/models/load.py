@@ -228,8 +228,7 @@ def _image_inputs(
     assert isinstance(image, VisionLanguageTower)
     assert folder.images is not None
     layout = image.image_embedder.layout
-    takes_media = folder.images.takes_conversations and folder.scoring != "cross-encoder"  # no pairs with videos
-    videos = open_videos(folder.body, config, reader) if takes_media and layout.video_token is not None else None
+    videos = open_videos(folder, layout, config, reader)
     return MultimodalReader(image.texts.tokenizer, folder.images, layout, reader, videos)
 
 

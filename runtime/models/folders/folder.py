@@ -27,11 +27,11 @@ from staged_pool.runtime.models.folders.embedding_gemma import with_gemma_note
 from staged_pool.runtime.models.folders.foreign_formats import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.image_rerankers import (
-    image_text,
     is_image_reranker,
     is_jina_m0,
     read_jina_m0,
     with_images_in_pairs,
+    with_media_texts,
 )
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
 from staged_pool.runtime.models.folders.jina_tasks import task_pooling, with_task_adapters
@@ -257,7 +257,7 @@ def _label_folder(
     template = (
         pair_template(transformer, chat, instruction=(prompt or None) if has_logit_score else None)
         if asked.template is None
-        else PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION, image=image_text(config))
+        else with_media_texts(PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION), config)
     )
     if has_logit_score:
         score = required(chain[1][1] / "config.json", root=path)

@@ -82,10 +82,12 @@ def is_image_reranker(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == QWEN3_VL.model_type
 
 
-def image_text(config: Mapping[str, Any]) -> str | None:
-    """Return the text that stands for an image in a prompt of pairs. None: the model reads texts."""
-    form = QWEN3_VL.form
-    return form.image if is_image_reranker(config) and isinstance(form, PairTemplate) else None
+def with_media_texts(template: PairTemplate, config: Mapping[str, Any]) -> PairTemplate:
+    """Add the texts of an image and a video to a prompt of pairs."""
+    form = QWEN3_VL.form  # other models read texts alone
+    if not is_image_reranker(config) or not isinstance(form, PairTemplate):
+        return template
+    return replace(template, image=form.image, video=form.video)
 
 
 def with_images_in_pairs(folder: ModelFolder) -> ModelFolder:

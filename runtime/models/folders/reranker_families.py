@@ -87,6 +87,7 @@ QWEN3_VL: Final = RerankerFamily(
         instruction="Given a search query, retrieve relevant candidates that answer the query.",
         empty="NULL",
         image="<|vision_start|><|image_pad|><|vision_end|>",
+        video="<|vision_start|><|video_pad|><|vision_end|>",
     ),
     head=LogitScoreSpec(true_token="yes", false_token="no"),
     activation="sigmoid",

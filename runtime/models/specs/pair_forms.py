@@ -35,6 +35,8 @@ class PairTemplate:
     """For `text`: the text that stands for an empty query or document."""
     image: str | None = None
     """For `text`: the text that stands for an image. None: the model reads no images in pairs."""
+    video: str | None = None
+    """For `text`: the text that stands for a video. None: the model reads no videos in pairs."""
     end: tuple[int, ...] = ()
     """Token ids after the prompt."""
 

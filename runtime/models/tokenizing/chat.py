@@ -94,7 +94,7 @@ class ChatTemplate:
             return message
         if not self.takes_parts and all(isinstance(part, str) for part in content):
             return {**message, "content": "\n".join(content)}
-        parts = [_part(part) for part in content]
+        parts = [message_part(part) for part in content]
         return {**message, "content": parts}
 
     def render(
@@ -131,7 +131,7 @@ class ChatTemplate:
         return text
 
 
-def _part(part: object) -> Mapping[str, object]:
+def message_part(part: object) -> Mapping[str, object]:
     """Return a part of a message as chat templates take it."""
     if isinstance(part, Image):
         return {"type": "video" if isinstance(part, Video) else "image"}

@@ -14,7 +14,6 @@ from typing import TypeAlias, TypeVar
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.specs.conversation import ImageSpec
 from staged_pool.runtime.models.tokenizing.limits import check_own_limit, check_text, token_limit, too_long_error
 from staged_pool.runtime.models.tokenizing.page_prompts import PagePrompt, only_image, page_prompt
@@ -22,7 +21,8 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import no_room_error
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.videos.reader import VideoReader
+from staged_pool.runtime.models.tokenizing.video_steps import Shown, VideoSteps
+from staged_pool.runtime.models.videos.reader import Outline, VideoReader
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.runtime.requests import Chat, Image, ImagePair, Side, TextInput, Video
 from staged_pool.runtime.tokens import TokenIds, Tokens
@@ -31,6 +31,7 @@ from staged_pool.stages.work import Prepared
 
 ReadInput: TypeAlias = Prepared[TokenSequence] | InvalidInput
 T = TypeVar("T")
+S = TypeVar("S", bound=Shown)
 
 
 class MultimodalReader:
@@ -61,6 +62,7 @@ class MultimodalReader:
         self._images = images
         self.videos = videos
         self._page_prompt: PagePrompt | None = None
+        self._steps = VideoSteps(layout, tokenizer.shared.tokenizer)
         if spec.frame is not None:
             self._page_prompt = page_prompt(tokenizer.shared.tokenizer, spec, layout)
         self._check_image_token()
@@ -110,15 +112,17 @@ class MultimodalReader:
             InvalidInput: The model does not accept the conversation, one of its images, or their number.
         """
         if self._page_prompt is not None:
-            shown = [only_image(chat, self.spec.ignored_texts)]
-            (grid,) = self._each_image(shown, "messages", self._images.grid, self._tokens_of)
-            ids = self._page_prompt.ids(grid)
+            page = [only_image(chat, self.spec.ignored_texts)]
+            (outline,) = self._each_image(page, "messages", self._outline)
+            ids = self._page_prompt.ids(outline.grid)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
-        found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
-        images = self._in_order(found.ids, chat.images)
-        counts = iter(self._each_image(images, "messages", self._count, int))
-        times = [next(counts) if self._is_image(word) else 1 for word in found.ids]
+        written = self._tokenizer.write_chat(chat)
+        found = self._tokenizer.tokenize(written, add_special_tokens=add_special_tokens)
+        shown = self._each_image(self._in_order(found.ids, chat.images), "messages", self._outline)
+        if (rewrite := self._steps.rewriter(shown)) is not None:
+            found = self._tokenizer.tokenize(rewrite(written), add_special_tokens=add_special_tokens)
+        times = self._times(found.ids, shown)
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
     def _read(self, given: ModelInput) -> ReadInput:
@@ -159,8 +163,9 @@ class MultimodalReader:
         limits.check_ids(words)
         found = self._in_order(words, chat.images)
         images = self._prepared(given, found, "input" if isinstance(given.source, Image) else "messages")
-        counts = map(self._tokens, images)
-        ids = _repeated(words, [next(counts) if self._is_image(word) else 1 for word in words])
+        if (rewrite := self._steps.rewriter(images)) is not None:
+            words = tokenizer.shared.ids(rewrite(written))
+        ids = _repeated(words, self._times(words, images))
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if tokenizer.settings.conversation is not None:
             special = _frame_of(ids, tokenizer.place(prompt))
@@ -182,8 +187,9 @@ class MultimodalReader:
         contents = (pair.second, pair.first) if drafted.document_first else (pair.first, pair.second)
         shown = [part for content in contents for part in content if isinstance(part, Image)]
         images = self._prepared(given, self._in_order(drafted.ids, shown, param="input"), "input")
-        counts = map(self._tokens, images)
-        times = [next(counts) if self._is_image(word) else 1 for word in drafted.ids]
+        if (rewrite := self._steps.rewriter(images)) is not None:
+            drafted = self._tokenizer.draft_pair(given, pair, rewrite)
+        times = self._times(drafted.ids, images)
         ids = _repeated(drafted.ids, times)
         limit, excess = drafted.limit, len(ids) - (drafted.limit or len(ids))
         if limit is not None and excess > 0:
@@ -222,15 +228,19 @@ class MultimodalReader:
             next(moving if word == self.layout.video_token else left) for word in words if self._is_image(word)
         )
 
-    def _tokens(self, pixels: Pixels) -> int:
-        return self.layout.tokens_of(pixels.patches)
+    def _times(self, words: TokenIds, shown: Sequence[Shown]) -> list[int]:
+        """Return how often each token is repeated: those of images and videos once for each vector."""
+        counts = iter(self._steps.tokens(shown))
+        return [next(counts) if self._is_image(word) else 1 for word in words]
 
-    def _tokens_of(self, grid: Size | None) -> int:
-        return self.layout.tokens_of(None if grid is None else math.prod(grid))
+    def _tokens(self, shown: Shown) -> int:
+        return self.layout.tokens_of(shown.patches)
 
-    def _count(self, image: Image) -> int:
-        patches = self._video_reader().patches(image) if isinstance(image, Video) else self._images.patches(image)
-        return self.layout.tokens_of(patches)
+    def _outline(self, image: Image) -> Outline:
+        if isinstance(image, Video):
+            return self._video_reader().outline(image)
+        grid = self._images.grid(image)
+        return Outline(None if grid is None else math.prod(grid), grid)
 
     def _read_one(self, image: Image, scope: Hashable) -> Pixels:
         if isinstance(image, Video):
@@ -243,11 +253,9 @@ class MultimodalReader:
         return self.videos
 
     def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        return self._each_image(images, param, partial(self._read_one, scope=given.sharing_scope), self._tokens)
+        return self._each_image(images, param, partial(self._read_one, scope=given.sharing_scope))
 
-    def _each_image(
-        self, images: Sequence[Image], param: str, read: Callable[[Image], T], tokens_of: Callable[[T], int]
-    ) -> tuple[T, ...]:
+    def _each_image(self, images: Sequence[Image], param: str, read: Callable[[Image], S]) -> tuple[S, ...]:
         """Apply `read` to each image, until their tokens exceed the model's limit.
 
         The limit bounds memory: a prepared image may be a thousand times as large as its file.
@@ -255,13 +263,12 @@ class MultimodalReader:
         Args:
             images: The images.
             param: The request's field, for errors.
-            read: Prepares one image.
-            tokens_of: Number of tokens of a prepared image.
+            read: Prepares or measures one image.
 
         Raises:
             InvalidInput: An image is not usable (the message says which one), or there are too many.
         """
-        found: list[T] = []
+        found: list[S] = []
         tokens, most = 0, self._tokenizer.limits.max_tokens
         for number, image in enumerate(images, start=1):
             if tokens > most:
@@ -277,7 +284,7 @@ class MultimodalReader:
                 kind = "Video" if isinstance(image, Video) else "Image"
                 which = f"{kind} {number} of {len(images)}: " if len(images) > 1 else ""
                 raise error.with_prefix(which, param=param) from error
-            tokens += tokens_of(found[-1])
+            tokens += self._tokens(found[-1])
         return tuple(found)
 
     def _check_length(self, ids: TokenIds) -> None:

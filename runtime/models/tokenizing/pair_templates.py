@@ -7,13 +7,13 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
-from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, message_part
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
 from staged_pool.runtime.models.tokenizing.pending_pairs import (
     PendingPair,
@@ -24,7 +24,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import (
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
-from staged_pool.runtime.requests import Image, ImagePair, PairInput, Parts, Side
+from staged_pool.runtime.requests import Image, ImagePair, PairInput, Parts, Side, Video
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -43,7 +43,7 @@ class _FieldWriter:
 
     def __init__(self, template: PairTemplate, text: str) -> None:
         self._empty = template.empty
-        self._image = template.image
+        self._image, self._video = template.image, template.video
         self._pieces = _FIELD.split(text)  # every other one is the name of a field
         self._instruction_format = template.instruction_format
         fields = self._pieces[1::2]
@@ -61,10 +61,14 @@ class _FieldWriter:
 
     def _text(self, content: str | Parts) -> str:
         if not isinstance(content, str):
-            if self._image is None and any(isinstance(part, Image) for part in content):
-                raise InvalidInput("The model's prompt for pairs has no place for images.", param="input")
-            content = "".join(part if isinstance(part, str) else self._image or "" for part in content)
+            content = "".join(part if isinstance(part, str) else self._place_of(part) for part in content)
         return content or self._empty
+
+    def _place_of(self, part: Image) -> str:
+        kind, text = ("videos", self._video) if isinstance(part, Video) else ("images", self._image)
+        if text is None:
+            raise InvalidInput(f"The model's prompt for pairs has no place for {kind}.", param="input")
+        return text
 
 
 class _ChatWriter:
@@ -109,7 +113,7 @@ class _ChatWriter:
         if isinstance(content, str):
             text = content.strip() if strips else content
             return [{"type": "text", "text": text}] if self._structured else text
-        return [{"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in content]
+        return [message_part(part) for part in content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +177,13 @@ class TemplateReader:
             entry.ids = ids
         return [self._finish(entry) if isinstance(entry, PendingPair) else entry for entry in written]
 
-    def draft(self, given: ModelInput, pair: ImagePair) -> DraftedPair:
+    def draft(self, given: ModelInput, pair: ImagePair, rewrite: Callable[[str], str] = str) -> DraftedPair:
         """Tokenize a pair with images, in which one token stands for each image.
+
+        Args:
+            given: The input.
+            pair: Its source.
+            rewrite: Changes the rendered text. It gets the parts before, of and after the document, in this order.
 
         Raises:
             InvalidInput: The pair does not fit the template.
@@ -197,8 +206,9 @@ class TemplateReader:
             raise entry
         written = self._writer.write(pair.first, pair.second, entry.instruction)
         start, end = self._place(pair.first, written, entry.instruction)
-        (encoding,) = self._shared.encode([written], offsets=True)
-        first, after = _tokens_between(encoding.offsets, start, end)
+        before, document, rest = map(rewrite, (written[:start], written[start:end], written[end:]))
+        (encoding,) = self._shared.encode([before + document + rest], offsets=True)
+        first, after = _tokens_between(encoding.offsets, len(before), len(before) + len(document))
         prefix = self._special.prefix
         return DraftedPair(
             [*prefix, *encoding.ids, *self._special.suffix],

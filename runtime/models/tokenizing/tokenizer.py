@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -113,15 +113,15 @@ class TextTokenizer:
         """See `TextReader.write_chat`."""
         return self._texts.write_chat(chat, prompt)
 
-    def draft_pair(self, given: ModelInput, pair: ImagePair) -> DraftedPair:
-        """Tokenize a pair with images, in which one token stands for each image.
+    def draft_pair(self, given: ModelInput, pair: ImagePair, rewrite: Callable[[str], str] = str) -> DraftedPair:
+        """Tokenize a pair with images, in which one token stands for each image; see `TemplateReader.draft`.
 
         Raises:
             InvalidInput: The model does not accept it.
         """
         if not isinstance(self._pairs, TemplateReader):
             raise InvalidInput("The model takes no pairs with images.", param="input")
-        return self._pairs.draft(given, pair)
+        return self._pairs.draft(given, pair, rewrite)
 
     def place(self, prompt: str) -> SpecialTokens:
         """Return the tokens around the text of a conversation with one message, for `TextSettings.conversation`.

@@ -4,7 +4,8 @@ Treatment of a file:
 
 - Only its bytes are read. FFmpeg gets one demuxer by name, so that no playlist leads it to other files.
 - One pass without decoding finds the time of each frame, whatever the header says. Frames are chosen in that order.
-- Frames before the first keyframe cannot be decoded, and count as absent.
+- Frames before the first keyframe cannot be decoded, and count as absent. So do frames that an edit list cuts off, and
+  those before the time 0.
 - Rotation of the stream is applied. Transparency is dropped. Sound and subtitles are ignored.
 - One thread decodes. Threads of FFmpeg gained nothing: other videos are decoded beside this one.
 """
@@ -105,19 +106,20 @@ class Clip:
     def _index(self, container: Any, stream: Any) -> None:
         """Find the times of all frames and of the keyframes, without decoding."""
         times: set[int] = set()
-        keys: list[int] = []
+        keys: list[int | None] = []
         self._scale = stream.time_base
         with _calling_decoder():
             for packet in container.demux(stream):
                 self._deadline.check()
+                if packet.is_keyframe and packet.size:
+                    keys.append(packet.pts)  # also of a frame that is not shown: the next ones depend on it
                 if packet.size == 0 or packet.pts is None or packet.is_discard:
                     continue
-                if packet.is_keyframe:
-                    keys.append(packet.pts)
                 times.add(packet.pts)
                 if len(times) > self._limits.stored:
                     raise TooLarge(f"The video has more than {self._limits.stored} frames: that is the limit.")
-        self._keys = sorted(keys)
+        first = min(times, default=0)
+        self._keys = sorted(first if key is None else key for key in keys)  # None: before the time 0, in Matroska
         self._times = sorted(time for time in times if self._keys and time >= self._keys[0])
         if not self._times:
             raise UnusableMedia("The video has no frame that can be decoded: it is cut off, or has no keyframe.")

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.specs.model import ModelFolder
+from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.models.videos.reader import VideoReader
-from staged_pool.runtime.models.videos.settings import read_video_settings
+from staged_pool.runtime.models.videos.settings import VideoRule, read_video_settings
+from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
 
 
-def open_videos(folder: Path, config: EngineConfig, images: ImageReader) -> VideoReader | None:
+def open_videos(
+    folder: ModelFolder, layout: ImageLayout, config: EngineConfig, images: ImageReader
+) -> VideoReader | None:
     """Open the reader of videos of a model that has tokens for them.
 
     Args:
         folder: The model folder.
+        layout: Layout of the model's images and videos.
         config: Limits.
         images: Reader of the folder's images.
 
     Returns:
-        None: the settings are not supported, so the model reads texts and images alone. The log says why.
+        None: the model reads texts and images alone. If settings are not supported, the log says why.
     """
+    if layout.video_token is None or not _takes_videos(folder):
+        return None
+    rule: VideoRule = "qwen2" if layout.step_marks is None else "qwen3"
     try:
-        return VideoReader(read_video_settings(folder, images.settings), config, images)
+        return VideoReader(read_video_settings(folder.body, images.settings, rule), config, images)
     except ConfigError as error:
         log.warning("videos.off", reason=str(error))
         return None
+
+
+def _takes_videos(folder: ModelFolder) -> bool:
+    """True if a conversation or a pair of the model has a place for videos."""
+    if folder.images is None or not folder.images.takes_conversations:
+        return False
+    if folder.scoring != "cross-encoder":
+        return True
+    form = folder.pair_template
+    return isinstance(form, PairTemplate) and (form.text is None or form.video is not None)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from staged_pool.runtime.models.images.sizes import PixelRange, Size
-from staged_pool.runtime.models.videos.sampling import qwen2_frames
+from staged_pool.runtime.models.videos.sampling import qwen2_frames, qwen3_frames, qwen3_step_times
 from staged_pool.runtime.models.videos.settings import VideoSettings
-from staged_pool.runtime.models.videos.sizes import qwen2_size
+from staged_pool.runtime.models.videos.sizes import qwen2_size, qwen3_size
 from staged_pool.stages.errors import InvalidSetting, shortened
 
 PARAM: Final = "media_io_kwargs"
@@ -57,19 +57,28 @@ class VideoOptions:
         own = self.settings
         if self.num_frames == ALL:
             return [*range(total)]
+        if self.num_frames is not None and own.rule == "qwen3":
+            return qwen3_frames(total, rate, num_frames=self.num_frames)
         if self.num_frames is not None:
             return qwen2_frames(total, rate or self.fps, num_frames=self.num_frames, step=own.step)
         most = own.max_frames
         if self.max_duration_s is not None:
             most = min(most, max(math.floor(self.max_duration_s * self.fps), own.step))
-        return qwen2_frames(
-            total,
-            rate or self.fps,
-            fps=self.fps,
-            step=own.step,
-            min_frames=own.min_frames,
-            max_frames=most,
-        )
+        least, rate = own.min_frames, rate or self.fps
+        if own.rule == "qwen3":
+            return qwen3_frames(total, rate, fps=self.fps, min_frames=min(least, most), max_frames=most)
+        return qwen2_frames(total, rate, fps=self.fps, step=own.step, min_frames=least, max_frames=most)
+
+    def times(self, indices: list[int], rate: float | None) -> tuple[float, ...] | None:
+        """Return the time of each step in seconds. None: the model is told none.
+
+        Args:
+            indices: The chosen frames.
+            rate: Frames a second of the video. None: unknown, so ready frames come at `fps`.
+        """
+        if self.settings.rule == "qwen2":
+            return None
+        return tuple(qwen3_step_times(indices, rate or self.fps, step=self.settings.step))
 
     def target(self, count: int, size: Size) -> Size:
         """Return the height and width that each of a number of frames is resized to.
@@ -78,7 +87,8 @@ class VideoOptions:
             UnusableMedia: One edge is too long for the other.
         """
         own = self.settings
-        return qwen2_size(count, size, own.resize, step=own.step, max_video_tokens=own.max_video_tokens)
+        size_of = qwen3_size if own.rule == "qwen3" else qwen2_size
+        return size_of(count, size, own.resize, step=own.step, max_video_tokens=own.max_video_tokens)
 
 
 def read_options(options: Mapping[str, object], settings: VideoSettings, max_frames: int) -> VideoOptions:

@@ -60,6 +60,17 @@ class _Choice:
     rate: float
     """Chosen frames a second."""
     steps: int
+    times_s: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The size of a prepared image or video; see `Pixels`."""
+
+    patches: int | None
+    grid: Size | None = None
+    """Height and width of an image in patches."""
+    times_s: tuple[float, ...] | None = None
 
 
 class VideoReader:
@@ -95,11 +106,12 @@ class VideoReader:
         key = content_key(data, options.arguments)
         return self._images.cached(key, scope, lambda: self._prepare(data, options, max_tokens))
 
-    def patches(self, video: Video) -> int:
-        """Return the `patches` of the prepared video, without decoding frames. Raises the errors of `read`."""
+    def outline(self, video: Video) -> Outline:
+        """Return the size of the prepared video, without decoding frames. Raises the errors of `read`."""
         options = self._options(video)
         choice = self._choose(_content(video), options)
-        return self._patches(choice, options.target(len(choice.indices), choice.source.size))
+        patches = self._patches(choice, options.target(len(choice.indices), choice.source.size))
+        return Outline(patches, times_s=choice.times_s)
 
     def _options(self, video: Video) -> VideoOptions:
         return read_options(video.options, self.settings, self._limits.frames)
@@ -118,7 +130,8 @@ class VideoReader:
                 indices = options.choose(source.frames, None)
             rate = options.fps * len(indices) / source.frames
         self._limits.check_chosen(len(indices))
-        return _Choice(source, indices, rate, -(-len(indices) // self.settings.step))
+        steps = -(-len(indices) // self.settings.step)
+        return _Choice(source, indices, rate, steps, options.times(indices, source.rate))
 
     def _patches(self, choice: _Choice, size: Size) -> int:
         edge = self.settings.patch_size
@@ -156,7 +169,7 @@ class VideoReader:
             )
         edge = own.patch_size
         grid = target[0] // edge, target[1] // edge
-        return Pixels(values, grid, steps=choice.steps, step_s=own.step / choice.rate)
+        return Pixels(values, grid, steps=choice.steps, step_s=own.step / choice.rate, times_s=choice.times_s)
 
 
 class _ReadyFrames:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
 
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import PixelRange
@@ -13,18 +15,25 @@ from staged_pool.stages.errors import ConfigError
 
 _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
 _USUAL_FPS: Final = 2.0
-"""Frames a second that Qwen2-VL was trained with, if the folder names no other number."""
+"""Frames a second of both processors, if the folder names no other number."""
 _USUAL_TOKENS: Final = (128, 768)
-"""Least and most tokens of a frame, in `Qwen2VLVideoProcessor` of transformers."""
-_CONTEXT: Final = 128_000
+"""Least and most tokens: of a frame in `Qwen2VLVideoProcessor`, of all frames in `Qwen3VLVideoProcessor`."""
+
+VideoRule: TypeAlias = Literal["qwen2", "qwen3"]
+"""Rules for frames and sizes: those of `Qwen2VLVideoProcessor` or of `Qwen3VLVideoProcessor`."""
+
+_USUAL_PATCH: Final[dict[VideoRule, int]] = {"qwen2": 14, "qwen3": 16}
+_USUAL_CAP: Final[dict[VideoRule, int]] = {"qwen2": 128_000, "qwen3": 768}
+"""`max_video_tokens` of both processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSettings:
-    """Settings of a `Qwen2VLVideoProcessor`. Its scale is that of the folder's images."""
+    """Settings of a video processor. Its scale is that of the folder's images."""
 
+    rule: VideoRule
     resize: PixelRange
-    """Limits of the pixels of one frame."""
+    """Limits of the pixels of one frame; of all frames together for `qwen3`."""
     resample: Resample
     patch_size: int
     """Edge of a patch in pixels."""
@@ -39,15 +48,19 @@ class VideoSettings:
     min_frames: int
     max_frames: int
     max_video_tokens: int | None
-    """Context length that the frames of a video share. None: each has the pixels of `resize`."""
+    """Context length that the frames of a video share; most tokens of one frame for `qwen3`.
+
+    None: `resize` is the only limit.
+    """
 
 
-def read_video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
+def read_video_settings(folder: Path, images: ImageSettings, rule: VideoRule = "qwen2") -> VideoSettings:
     """Read the settings from the file that transformers would read.
 
     Args:
         folder: The model folder.
         images: Settings of its images, whose scale holds for frames too.
+        rule: Rules of the model's video processor.
 
     Raises:
         ConfigError: A file is malformed, or the settings are not supported. The message names the field.
@@ -55,7 +68,8 @@ def read_video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     file = _find(folder)
     if not file.get("do_resize", bool, True):
         raise ConfigError(f"{file.name}: do_resize=false is not supported for videos")
-    patch, merge = (file.positive(field) or usual for field, usual in (("patch_size", 14), ("merge_size", 2)))
+    usual = _USUAL_PATCH[rule]
+    patch, merge = file.positive("patch_size") or usual, file.positive("merge_size") or 2
     if (patch, merge) != (images.patch_size, images.merge_size):
         raise ConfigError(f"{file.name}: patch_size={patch} and merge_size={merge} are not those of images")
     step = file.positive("temporal_patch_size") or images.scale.repeats
@@ -64,9 +78,11 @@ def read_video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
     resample = _RESAMPLES.get(file.get("resample", int, 3))
     if resample is None:
         raise ConfigError(f"{file.name}: resample must be 2 (bilinear) or 3 (bicubic)")
+    _check_scale(file, images)
     capped = file.get("cap_pixels_per_frame", bool, False)
     return VideoSettings(
-        resize=_range(file, patch * merge),
+        rule=rule,
+        resize=_range(file, patch * merge, rule),
         resample=resample,
         patch_size=patch,
         merge_size=merge,
@@ -75,7 +91,7 @@ def read_video_settings(folder: Path, images: ImageSettings) -> VideoSettings:
         fps=_fps(file),
         min_frames=file.positive("min_frames") or 4,
         max_frames=file.positive("max_frames") or 768,
-        max_video_tokens=(file.positive("max_video_tokens") or _CONTEXT) if capped else None,
+        max_video_tokens=(file.positive("max_video_tokens") or _USUAL_CAP[rule]) if capped else None,
     )
 
 
@@ -91,12 +107,34 @@ def _find(folder: Path) -> JsonFile:
     raise ConfigError("video_preprocessor_config.json and preprocessor_config.json are missing")
 
 
-def _range(file: JsonFile, block: int) -> PixelRange:
-    least, most = (tokens * 28 * 28 for tokens in _USUAL_TOKENS)
+def _check_scale(file: JsonFile, images: ImageSettings) -> None:
+    """Reject a mean or a deviation that is not that of images: both go through one scale.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    mean, std = file.content.get("image_mean"), file.content.get("image_std")
+    if mean is None or std is None:
+        return
+    rescale = file.content.get("rescale_factor", 1 / 255)
+    try:
+        given = [(rescale / s, -m / s) for m, s in zip(mean, std, strict=True)]
+        same = np.allclose(given, [*zip(images.scale.factor, images.scale.bias, strict=True)], rtol=1e-4)
+    except (TypeError, ValueError, ZeroDivisionError):
+        same = False
+    if not same:
+        raise ConfigError(f"{file.name}: image_mean={mean} and image_std={std} are not those of images")
+
+
+def _range(file: JsonFile, block: int, rule: VideoRule) -> PixelRange:
+    edge = 2 * _USUAL_PATCH[rule]
+    least, most = (tokens * edge * edge for tokens in _USUAL_TOKENS)
     size: dict[str, Any] | None = file.get("size", dict, None)
     if size is not None:
         inner = JsonFile(f"{file.name}: size", size)
         least, most = inner.size("shortest_edge"), inner.size("longest_edge")
+    if rule == "qwen3":  # its processor ignores the older names
+        return PixelRange(block, least, most)
     least, most = file.positive("min_pixels") or least, file.positive("max_pixels") or most
     return PixelRange(block, least, most)
 

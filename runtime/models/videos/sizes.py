@@ -36,6 +36,28 @@ def qwen2_size(
     return resize.of(size)
 
 
+def qwen3_size(
+    frames: int, size: Size, resize: PixelRange, *, step: int = 2, max_video_tokens: int | None = None
+) -> Size:
+    """Return the height and width of each frame, as `Qwen3VLVideoProcessor` resizes them.
+
+    Args:
+        frames: Number of frames.
+        size: Height and width of a frame.
+        resize: Limits of the pixels of all frames together.
+        step: Frames of one step of the model in time.
+        max_video_tokens: Most tokens of one frame, if `cap_pixels_per_frame` is set. None: no such limit.
+
+    Raises:
+        UnusableMedia: One edge is too long for the other.
+    """
+    most = resize.max_pixels
+    if max_video_tokens is not None:
+        of_frame = min(max_video_tokens * resize.block * resize.block, most // frames)
+        most = max(of_frame, int(resize.min_pixels * _LEAST)) * frames
+    return VolumeRange(resize.block, resize.min_pixels, most, step).of(frames, size)
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeRange:
     """Resizes frames to a number of pixels of all frames together, in whole blocks (Qwen3-VL)."""
@@ -48,12 +70,12 @@ class VolumeRange:
     """Frames of one step of the model in time."""
 
     def of(self, frames: int, size: Size) -> Size:
-        """Return the height and width of each of a number of frames.
+        """Return the height and width of each of a number of frames. A single frame has the size of a whole step.
 
         Raises:
             UnusableMedia: One edge is too long for the other.
         """
-        height, width = size
+        frames, (height, width) = max(frames, self.step), size
         if height < self.block or width < self.block:
             grow = max(self.block / height, self.block / width)
             height, width = int(height * grow), int(width * grow)

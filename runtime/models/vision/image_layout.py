@@ -7,8 +7,9 @@ section 2.1, https://arxiv.org/abs/2409.12191).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,11 @@ class ImageLayout:
     """Images are tiles of `tokens` tokens, with texts between them. Several are followed by one of the whole image."""
     positions_per_second: float | None = None
     """Positions in time for each second of a video. None: one for each step, whatever its length."""
+    step_marks: tuple[int, int] | None = None
+    """Ids of the tokens around each step of a video. The step is placed as an image, behind its time as text.
+
+    None: all steps of a video stand together, and go on in time.
+    """
 
     def tokens_of(self, patches: int | None) -> int:
         """Return the number of image tokens of an image.
@@ -74,6 +80,7 @@ def read_image_layout(config: Any, rows: int) -> ImageLayout:
             grid_positions=True,
             video_token=_video_token(config, rows),
             positions_per_second=getattr(config.vision_config, "tokens_per_second", None),
+            step_marks=_step_marks(config, rows),
         )
     if config.model_type == "paligemma":
         edge = config.vision_config.image_size // config.vision_config.patch_size
@@ -89,7 +96,16 @@ def _video_token(config: Any, rows: int) -> int | None:
     """Return the token of videos. None: the model reads none, or its weights do not have the token."""
     token = getattr(config, "video_token_id", None)
     known = isinstance(token, int) and 0 <= token < rows and token != config.image_token_id
-    return token if known and config.model_type in ("qwen2_vl", "qwen2_5_vl") else None
+    reads = config.model_type in ("qwen2_vl", "qwen2_5_vl") or _step_marks(config, rows) is not None
+    return token if known and reads else None
+
+
+def _step_marks(config: Any, rows: int) -> tuple[int, int] | None:
+    """Return the tokens around a step of a video. None: the model has no such tokens."""
+    if config.model_type != "qwen3_vl":
+        return None
+    marks = config.vision_start_token_id, config.vision_end_token_id
+    return marks if all(isinstance(mark, int) and 0 <= mark < rows for mark in marks) else None
 
 
 def image_token_places(sequence: TokenSequence, layout: ImageLayout) -> NDArray[np.int64]:
@@ -111,7 +127,7 @@ def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: I
     A word takes the next position in all three. The tokens of an image share their time, and are numbered by rows and
     columns from there. A video has the rows and columns of an image in each of its steps, which go on in time. The next
     word continues behind the largest of all these numbers, as in training. Some versions of transformers forget the
-    time here (https://github.com/huggingface/transformers/issues/45381).
+    time here (https://github.com/huggingface/transformers/issues/45381). With `step_marks`, each step is an image.
 
     Args:
         sequence: Its image tokens are those of its images, in order.
@@ -121,7 +137,7 @@ def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: I
     positions = np.empty((3, len(sequence.ids)), np.int64)
     place = at = 0
     left = places
-    for pixels in sequence.images:
+    for pixels in _apart(sequence.images, layout):
         high, wide = (edge // (layout.merge or 1) for edge in pixels.grid or (1, 1))
         first = int(left[0])
         words = first - place
@@ -137,6 +153,15 @@ def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: I
         left = left[steps * each :]
     positions[:, place:] = np.arange(at, at + len(sequence.ids) - place)
     return positions
+
+
+def _apart(images: Sequence[Pixels], layout: ImageLayout) -> Iterator[Pixels]:
+    """Yield each image, video or step of a video that is placed by itself."""
+    for pixels in images:
+        if layout.step_marks is None:
+            yield pixels
+        else:
+            yield from repeat(replace(pixels, steps=1, step_s=None), pixels.steps)
 
 
 def _times(pixels: Pixels, layout: ImageLayout) -> NDArray[np.int64]:

@@ -19,10 +19,11 @@ import pytest
 from staged_pool.api.commands.process import in_flag_words
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.requests import Image, Output
+from staged_pool.runtime.requests import Image, Output, Video
 from tests.models.images.drawing import drawing, encode
 from tests.models.requests import embed
 from tests.models.tiny import CLASSIFIERS, build
+from tests.models.videos import files as video_files
 from tests.servers.in_process import invoke_command
 from tests.servers.process import START_S, ServerProcess, run_command, serve_command
 
@@ -285,6 +286,25 @@ def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: li
         wanted = embed(model, [one], Output.DENSE).dense
         assert wanted is not None
         assert row["embedding"] == pytest.approx(wanted[0].tolist(), abs=1e-4)
+
+
+def test_embed_takes_videos_behind_images(tmp_path: Path, tiny_folder: Path, images: list[Path]) -> None:
+    folder, clip = build("qwen2-vl", tmp_path / "model"), tmp_path / "clip.mp4"
+    clip.write_bytes(video_files.encode(video_files.shots(6, 56, 84), rate=2))
+    common = ("embed", "--model", str(folder), "--offline", "--dtype", "float32")
+    done = invoke_command(*common, "--video", str(clip), "--image", str(images[0]))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row.get("image"), row.get("video")) for row in rows] == [(str(images[0]), None), (None, str(clip))]
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    wanted = embed(model, [Video(clip.read_bytes())], Output.DENSE).dense
+    assert wanted is not None
+    assert rows[1]["embedding"] == pytest.approx(wanted[0].tolist(), abs=1e-4)
+    shorter = invoke_command(*common, "--video", str(clip), "--max-video-seconds", "1")
+    assert (shorter.returncode, shorter.stdout) == (1, "")
+    assert shorter.stderr.startswith(f"error: {clip}: The video has 2 s: at most 1 s are accepted")
+    other = invoke_command("embed", "--model", str(tiny_folder), "--offline", "--video", str(clip))
+    assert other.stderr.splitlines()[-1].endswith("reads no images.")
 
 
 def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:

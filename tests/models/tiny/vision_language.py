@@ -43,11 +43,12 @@ CHAT: Final = (
 )
 
 
-# As in Qwen3-VL's own folder, without tools and videos: no system message but the caller's.
+# As in Qwen3-VL's own folder, without tools: no system message but the caller's.
 QWEN3_CHAT: Final = (
     "{%- macro written(content) -%}{%- if content is string -%}{{- content -}}{%- else -%}{%- for part in content -%}"
     "{%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}"
     "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif part.type == 'video' or 'video' in part -%}{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}"
     "{%- elif 'text' in part -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}"
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message.role + '\\n' + written(message.content) + '<|im_end|>\\n' -}}{%- endfor -%}"
@@ -60,6 +61,7 @@ QWEN3_PAIRS: Final = (
     "{%- macro written(role) -%}{%- for message in messages if message.role == role -%}"
     "{%- for part in message.content -%}"
     "{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif part.type == 'video' -%}{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}"
     "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro -%}"
     "{{- '<|im_start|>system\\nJudge.<|im_end|>\\n<|im_start|>user\\n<Instruct>: ' + written('system') + '<Query>:' "
     "+ written('query') + '\\n<Document>:' + written('document') + '<|im_end|>\\n<|im_start|>assistant\\n' -}}"
@@ -291,6 +293,18 @@ def _qwen3_vl(folder: Path) -> None:
             "image_std": [0.5, 0.5, 0.5],
             "processor_class": "Qwen3VLProcessor",
             "image_processor_type": "Qwen2VLImageProcessorFast",
+        },
+    )
+    write_json(
+        folder / "video_preprocessor_config.json",
+        {
+            "size": {"longest_edge": 64 * 1024, "shortest_edge": 8 * 1024},
+            "patch_size": QWEN3_PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "video_processor_type": "Qwen3VLVideoProcessor",
         },
     )
 

@@ -125,6 +125,15 @@ def with_duration(data: bytes, factor: int) -> bytes:
     return data
 
 
+def cut_by_edits(data: bytes, frames: int, rate: int = 10) -> bytes:
+    """Let the edit list of an MP4 begin some frames later."""
+    start = data.index(b"elst") + 4
+    duration, first = struct.unpack(">Ii", data[start + 8 : start + 16])
+    (scale,) = struct.unpack(">I", data[data.index(b"mdhd") + 16 :][:4])
+    changed = with_number(data, b"elst", 12, first + frames * scale // rate)
+    return with_number(changed, b"elst", 8, duration - frames * 1000 // rate)
+
+
 def flipped(data: bytes, seed: int, count: int = 20) -> bytes:
     """Replace some bytes by others."""
     random = np.random.default_rng(seed)

@@ -126,6 +126,31 @@ def test_frames_before_the_first_keyframe_count_as_absent(limits: VideoLimits) -
     assert numbers(list(clip.read(range(3)))) == [5, 6, 7]
 
 
+@pytest.mark.parametrize("cut", [1, 3, 5, 6])
+def test_frames_that_an_edit_list_cuts_off_still_help_to_decode_others(cut: int, limits: VideoLimits) -> None:
+    data = encode(SHOWN, options={"preset": "veryfast", "bf": "2"}, keys=5)
+    clip = Clip(files.cut_by_edits(data, cut), limits)
+    assert clip.frames == 8 - cut
+    assert numbers(list(clip.read(range(clip.frames)))) == [*range(cut, 8)]
+    assert numbers(list(clip.read([clip.frames - 1]))) == [7]
+
+
+@pytest.mark.parametrize("form", ["mp4", "mov", "matroska"])
+@pytest.mark.parametrize("out_of_order", ["0", "2"])
+def test_frames_before_the_time_zero_count_as_absent(form: str, out_of_order: str, limits: VideoLimits) -> None:
+    data = encode(
+        SHOWN,
+        form=form,
+        times=range(-3, 5),
+        keys=4,
+        options={"preset": "veryfast", "bf": out_of_order},
+        container={"avoid_negative_ts": "disabled"},
+    )
+    clip = Clip(data, limits)
+    assert numbers(list(clip.read(range(clip.frames)))) == [3, 4, 5, 6, 7]
+    assert numbers(list(clip.read([0, 3]))) == [3, 6]
+
+
 @pytest.mark.parametrize("kept", [0.4, 0.7, 0.95])
 def test_a_webm_that_ends_early_has_the_frames_before_its_end(kept: float, limits: VideoLimits) -> None:
     data = encode(shots(8), form="webm", codec="libvpx-vp9", keys=1)

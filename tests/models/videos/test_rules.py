@@ -11,7 +11,7 @@ import torch
 from staged_pool.runtime.models.images.sizes import PixelRange
 from staged_pool.runtime.models.videos.patches import cut_patches
 from staged_pool.runtime.models.videos.sampling import qwen2_frames, qwen3_frames, qwen3_step_times
-from staged_pool.runtime.models.videos.sizes import VolumeRange, qwen2_size
+from staged_pool.runtime.models.videos.sizes import VolumeRange, qwen2_size, qwen3_size
 from staged_pool.stages.errors import UnusableMedia
 from tests.models.videos import processor_oracle as oracle
 
@@ -84,6 +84,18 @@ def test_frames_share_the_pixels_of_a_video_if_the_folder_caps_them() -> None:
     most = int(10_000 * 28 * 28 * 0.9) * 2 // 100
     assert capped == oracle.size("qwen2_vl", 100, 1080, 1920, factor=28, least=block.min_pixels, most=most)
     assert qwen2_size(2, (1080, 1920), block, max_video_tokens=10_000) == block.of((1080, 1920))
+
+
+def test_a_frame_of_qwen3_has_its_share_of_the_pixels_and_a_limit_of_its_own() -> None:
+    for most in (64 * 1024, 4096 * 1024):
+        block = PixelRange(32, 8 * 1024, most)
+        for count in (2, 5, 40):
+            of_frame = max(min(20 * 1024, most // count), int(8 * 1024 * 1.05))
+            found = qwen3_size(count, (1080, 1920), block, max_video_tokens=20)
+            limits = {"factor": 32, "least": block.min_pixels, "most": of_frame * count}
+            assert found == oracle.size("qwen3_vl", count, 1080, 1920, **limits)
+            assert qwen3_size(count, (300, 400), block) == VolumeRange(32, 8 * 1024, most).of(count, (300, 400))
+    assert qwen3_size(1, (300, 400), block) == qwen3_size(2, (300, 400), block)
 
 
 def test_a_frame_may_not_be_too_narrow() -> None:

@@ -11,7 +11,7 @@ import pytest
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import PixelRange
-from staged_pool.runtime.models.videos.settings import VideoSettings, read_video_settings
+from staged_pool.runtime.models.videos.settings import VideoRule, VideoSettings, read_video_settings
 from staged_pool.stages.errors import ConfigError
 
 PUBLISHED: dict[str, Any] = {
@@ -25,7 +25,7 @@ PUBLISHED: dict[str, Any] = {
 """The preprocessor_config.json of Qwen/Qwen2-VL-2B-Instruct, without its scale."""
 
 
-def read(folder: Path, **files: dict[str, Any]) -> VideoSettings:
+def read(folder: Path, rule: VideoRule = "qwen2", **files: dict[str, Any]) -> VideoSettings:
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     three = (1.0, 1.0, 1.0)
@@ -35,11 +35,11 @@ def read(folder: Path, **files: dict[str, Any]) -> VideoSettings:
         resize=None,
         resample="bicubic",
         crop=None,
-        patch_size=14,
+        patch_size=14 if rule == "qwen2" else 16,
         merge_size=2,
         scale=Scale(three, three, "channels first", 2),
     )
-    return read_video_settings(folder, images)
+    return read_video_settings(folder, images, rule)
 
 
 def test_a_published_folder_has_one_file_for_images_and_videos(tmp_path: Path) -> None:
@@ -60,6 +60,14 @@ def test_a_file_of_its_own_goes_before_that_of_images(tmp_path: Path) -> None:
     assert (found.num_frames, found.max_frames) == (8, 16)
 
 
+def test_limits_of_qwen3_are_those_of_all_frames(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16, "fps": 2}
+    found = read(tmp_path, "qwen3", preprocessor_config=PUBLISHED, video_preprocessor_config=own)
+    assert (found.rule, found.resize) == ("qwen3", PixelRange(32, 4096, 25165824))
+    found = read(tmp_path, "qwen3", video_preprocessor_config={"min_pixels": 1, "cap_pixels_per_frame": True})
+    assert (found.resize, found.max_video_tokens) == (PixelRange(32, 128 * 1024, 768 * 1024), 768)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -69,6 +77,7 @@ def test_a_file_of_its_own_goes_before_that_of_images(tmp_path: Path) -> None:
         ({"temporal_patch_size": 1}, "temporal_patch_size=1 is not that of images, 2"),
         ({"resample": 1}, "resample must be 2"),
         ({"size": {"height": 1}}, "size: shortest_edge is missing"),
+        ({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}, "image_mean=.* are not those of images"),
     ],
 )
 def test_settings_that_are_not_supported_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -18,8 +18,10 @@ from tests.conftest import BACKENDS
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode as encode_image
 from tests.models.videos import conversation_oracle as oracle
-from tests.models.videos import files
+from tests.models.videos import files, steps_oracle
 from tests.models.videos.conversation_oracle import Moving
+from tests.models.vision import test_qwen3_vl_reranker as rerankers
+from tests.models.vision import test_qwen3_vl_videos as videos
 from tests.servers.in_memory import serving_in_memory
 from tests.servers.tiny_models import tiny
 
@@ -63,6 +65,16 @@ def wanted(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
+def scored(tiny_folder: TinyFolder) -> float:
+    """The right score of a query and a document of a video and a text."""
+    document = steps_oracle.written([steps_oracle.Moving(SLOW, 1.0), "words"])
+    written = rerankers.prompt(["a query"], [document])
+    return videos.wanted_score(
+        tiny_folder("qwen3-vl-reranker"), written, [steps_oracle.Moving(SLOW, 1.0)], rerankers.PIXELS
+    )
+
+
+@pytest.fixture(scope="module")
 async def client(anyio_backend: object, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     model = tiny(folder, served_name="vl", dtype="float32", image_path="exact", image_preprocess_limit=2)
     async with serving_in_memory(model) as served, served.client() as client:
@@ -92,6 +104,29 @@ async def test_every_way_to_send_a_video_gives_its_vector(client: httpx.AsyncCli
     frame = base64.b64encode(encode_image(120, 90, "PNG", 1)).decode()
     ready = f"data:video/jpeg;base64,{frame},{frame}"
     assert (await embedding(client, **said({"type": "video_url", "video_url": {"url": ready}}))).shape == wanted.shape
+
+
+@pytest.fixture(scope="module")
+def reranker(tiny_folder: TinyFolder) -> Path:
+    return tiny_folder("qwen3-vl-reranker")
+
+
+async def test_videos_are_scored_and_ranked(reranker: Path, scored: float) -> None:
+    model = tiny(reranker, served_name="vl", dtype="float32", image_path="exact")
+    document = {"content": [video(SLOW), {"type": "text", "text": "words"}]}
+    async with serving_in_memory(model) as served, served.client() as client:
+        one = await client.post("/score", json={"queries": "a query", "documents": [document]})
+        assert one.status_code == 200, one.text
+        assert abs(one.json()["data"][0]["score"] - scored) < 1e-4
+        ranked = await client.post("/rerank", json={"query": "a query", "documents": [document, "a text"]})
+        assert ranked.status_code == 200, ranked.text
+        scores = {each["index"]: each["relevance_score"] for each in ranked.json()["results"]}
+        assert abs(scores[0] - scored) < 1e-4
+        asked = {"queries": {"content": [video(SLOW)]}, "documents": ["a text"]}
+        few = {"media_io_kwargs": {"video": {"num_frames": 2}}}
+        whole, fewer = [await client.post("/score", json=asked | more) for more in ({}, few)]
+        assert whole.status_code == fewer.status_code == 200, fewer.text
+        assert abs(whole.json()["data"][0]["score"] - fewer.json()["data"][0]["score"]) > 1e-3
 
 
 @pytest.mark.parametrize(
