@@ -233,7 +233,7 @@ def test_pairs_with_videos_have_the_oracles_scores(attention: str, tiny_folder: 
     documents = [document for _, document in PAIRS]
     together = score(model, content(query), [content(document) for document in documents]).scores
     for found, document in zip(together, documents, strict=True):
-        text = prompt(query, [oracle.written(document)])
+        text = prompt([oracle.written(query)], [oracle.written(document)])
         assert abs(found - wanted_score(folder, text, shown(document), PIXELS)) < EXACT
     assert np.ptp(together) > 50 * EXACT
 
