@@ -60,7 +60,9 @@ class PipelineRoutes:
         data = await self._bodies.read(wire.read_request, body)
         if call.wants_lines:
             return await self._stream(pipeline, call, data)
-        result = await pipeline.submit(data, timeout_s=timeout_s, priority=priority, tenant=call.tenant)
+        result = await pipeline.submit(
+            data, timeout_s=timeout_s, priority=priority, tenant=call.tenant, trace=call.trace
+        )
         write = partial(wire.encode_result, pipeline=name, request_id=call.request_id)
         return Answer(await self._writers(write, result), headers=[(b"server-timing", wire.timing(result.stage_s))])
 
@@ -69,7 +71,9 @@ class PipelineRoutes:
         if call.lines is None:
             raise RuntimeError("only a request with a handler can be streamed")
         write = partial(wire.encode_lines, pipeline=pipeline.name)
-        how = pipeline.stream(data, timeout_s=call.timeout_s(), priority=call.priority(), tenant=call.tenant)
+        how = pipeline.stream(
+            data, timeout_s=call.timeout_s(), priority=call.priority(), tenant=call.tenant, trace=call.trace
+        )
         async with how as outcomes:
             async for outcome in outcomes:
                 await call.lines.give(await self._writers(write, (outcome,)))

@@ -6,7 +6,7 @@ Only `opening.py` imports this module, and only if traces are on: it needs OpenT
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.context import Context
@@ -92,12 +92,11 @@ class OtelSpans:
         if finished.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         inside = set_span_in_context(span, Context())
-        items = {"staged_pool.items": finished.items}
-        for stage in STAGES:
-            if (times := trace.times.get(stage)) is not None:
-                first_ns, last_ns = (int(at * 1e9) + offset_ns for at in times)
-                child = self._tracer.start_span(stage, inside, attributes=items, start_time=first_ns)
-                child.end(last_ns)
+        items = {"staged_pool.items": finished.items} if finished.items else {}
+        for stage, times in _in_order(trace.times):
+            first_ns, last_ns = (int(at * 1e9) + offset_ns for at in times)
+            child = self._tracer.start_span(stage, inside, attributes=items, start_time=first_ns)
+            child.end(last_ns)
         span.end(ended_ns)
 
     def batch(self, batch: TracedBatch) -> None:
@@ -125,6 +124,13 @@ class OtelSpans:
 def _clock_offset_ns() -> int:
     """Return the nanoseconds from the clock of the stages to the time since 1970."""
     return time.time_ns() - time.perf_counter_ns()
+
+
+def _in_order(times: Mapping[str, tuple[float, float]]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Give the stages of an engine in their usual order, and those of a pipeline as they began."""
+    for stage in (*STAGES, *sorted(times.keys() - STAGES, key=lambda stage: times[stage])):
+        if stage in times:
+            yield stage, times[stage]
 
 
 def _name(trace: RequestTrace, finished: FinishedRequest) -> str:

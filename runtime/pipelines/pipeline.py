@@ -24,6 +24,7 @@ from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.trace import Trace
 
 FUNCTION_THREADS: Final = 4
 """Threads of the plain functions of a pipeline."""
@@ -101,6 +102,7 @@ class Pipeline:
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        trace: Trace | None = None,
     ) -> PipelineResult:
         """Take one request through the pipeline, and return the outcome of its items.
 
@@ -112,6 +114,7 @@ class Pipeline:
             timeout_s: Time limit, in seconds.
             priority: `interactive` or `bulk`, as for `Engine.embed`.
             tenant: Owner of the request, as for `Engine.embed`.
+            trace: Notes the times in each stage, on the clock of the pipeline.
 
         Raises:
             Overloaded: The pipeline has too many requests; no work was done.
@@ -125,7 +128,8 @@ class Pipeline:
         async def give(order: tuple[int, ...], outcome: Outcome) -> None:
             outcomes.append((order, outcome))
 
-        with self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant) as (run, items):
+        entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
+        with entered as (run, items):
             await run.run(items)
         ordered = [outcome for _, outcome in sorted(outcomes, key=lambda pair: pair[0])]
         return PipelineResult(
@@ -143,6 +147,7 @@ class Pipeline:
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        trace: Trace | None = None,
     ) -> AsyncIterator[ItemStream]:
         """Take one request through the pipeline, and give each outcome as it comes.
 
@@ -158,13 +163,16 @@ class Pipeline:
             timeout_s: See `submit`.
             priority: See `submit`.
             tenant: See `submit`.
+            trace: See `submit`.
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
         """
         stream = ItemStream()
         unread = Window("unread", self._window.limit)
-        entered = self._entered(data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, unread=unread)
+        entered = self._entered(
+            data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
+        )
         with entered as (run, items):
             async with stream.filled_by(run, items):
                 yield stream
@@ -186,6 +194,7 @@ class Pipeline:
         timeout_s: float,
         priority: Priority | str,
         tenant: Hashable,
+        trace: Trace | None,
         unread: Window | None = None,
     ) -> Iterator[tuple[PipelineRun, Items]]:
         """Let a request in for a block, or reject it."""
@@ -203,6 +212,7 @@ class Pipeline:
             priority=urgency,
             tenant=tenant,
             unread=unread,
+            trace=trace,
         )
         with self._door.entered(run):
             yield run, items

@@ -18,6 +18,7 @@ from staged_pool.runtime.pipelines.window import Window
 from staged_pool.stages.errors import DeadlineExceeded, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.trace import Trace
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class PipelineRun:
         priority: Urgency of the request.
         tenant: Owner of the request.
         unread: Bounds the items between the feed and the reader of a stream. None: outcomes are taken at once.
+        trace: Notes the times in each stage. None: the request is not traced.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PipelineRun:
         priority: Priority,
         tenant: Hashable,
         unread: Window | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.priority: Final = priority
         self.tenant: Final = tenant
@@ -84,6 +87,7 @@ class PipelineRun:
         self._deadline = deadline
         self._clock = clock
         self._unread = unread
+        self._trace = trace
         self._made: dict[Hashable, _Made] = {}
         self._failure: StagedPoolError | None = None
         self._scope = anyio.CancelScope()
@@ -213,6 +217,8 @@ class PipelineRun:
         finally:
             if interrupted:
                 self._interrupted.add(stage.name)
+            if self._trace is not None:
+                self._trace.passed(f"stage {stage.name}", began_at, self._clock())
         now = self._clock()
         meter.service.observe(now - entered_at)
         meter.done += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.media.image_completer import Fetch, reject_fetch
+from staged_pool.runtime.pipelines.file import PipelineFile
 from staged_pool.stages.stage import StageOptions
 from tests.servers.byte_client import read_to_end
 from tests.servers.certificates import Certificates
@@ -130,11 +131,14 @@ def server_on(
     options: StageOptions | None = None,
     fetch: Fetch = reject_fetch,
     owns_process: bool = False,
+    pipelines: Sequence[PipelineFile] = (),
     **config: Any,
 ) -> Server:
     """Make a server that the test runs itself, to see how it ends; for all else there is `serving`."""
     configs, open_engines = opening(models or (LetterModel(),), engine, options, fetch)
-    return Server(ServerConfig(**config), configs, owns_process=owns_process, open_engines=open_engines)
+    return Server(
+        ServerConfig(**config), configs, owns_process=owns_process, open_engines=open_engines, pipelines=pipelines
+    )
 
 
 @asynccontextmanager
@@ -147,6 +151,7 @@ async def serving(
     unix_socket: Path | None = None,
     certificates: Certificates | None = None,
     http3: bool = False,
+    pipelines: Sequence[PipelineFile] = (),
     **config: Any,
 ) -> AsyncIterator[Served]:
     """Run a server; the block begins when its models are there. At its end the server drains.
@@ -160,6 +165,7 @@ async def serving(
         unix_socket: Path of a socket to listen on instead.
         certificates: For TLS, with HTTP/1.1 and HTTP/2. None: no TLS.
         http3: HTTP/3 too, on a port of its own.
+        pipelines: Pipelines on the models.
         config: Settings of HTTP, see `ServerConfig`.
     """
     if listener is None:
@@ -168,7 +174,9 @@ async def serving(
     quic_port = None if quic_listener is None else quic_listener.getsockname()[1]
     if certificates is not None:
         config |= certificates.settings
-    server = server_on(*models, engine=engine, options=options, fetch=fetch, quic_port=quic_port, **config)
+    server = server_on(
+        *models, engine=engine, options=options, fetch=fetch, pipelines=pipelines, quic_port=quic_port, **config
+    )
     served = Served(server, listener, certificates, quic_port)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener, quic_listener)

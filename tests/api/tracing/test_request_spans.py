@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,10 +14,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from structlog.typing import EventDict
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.pipelines.file import PipelineFile, read_pipelines
 from tests.servers.byte_client import post
 from tests.servers.on_socket import Served, serving
 from tests.servers.trace_receiver import Collector, attributes, collecting
-from tests.support.cards import CROSS_ENCODER
+from tests.support.cards import CROSS_ENCODER, EMBEDDER
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 from tests.support.stages import batch_stages
@@ -58,6 +61,49 @@ async def test_a_request_has_a_span_and_one_for_each_stage_below_it() -> None:
     assert all(began <= ended for began, ended in times)
     assert request.start_time_unix_nano <= times[0][0]
     assert times[-1][1] <= request.end_time_unix_nano
+
+
+PIPELINE = """
+name = "search"
+
+[[stage]]
+name = "embed"
+model = "letters"
+outputs = ["multi_vector"]
+on_error = "skip"
+
+[[stage]]
+name = "rerank"
+task = "maxsim"
+from = ["request.query", "embed"]
+"""
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Sequence[PipelineFile]:
+    file = tmp_path / "search.toml"
+    file.write_text(PIPELINE)
+    return list(read_pipelines([file]))
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+async def test_a_request_to_a_pipeline_has_a_span_for_each_of_its_stages(
+    accept: str, search: Sequence[PipelineFile]
+) -> None:
+    body = {"query": "abc", "data": ["xyz", "abc", "NaN"]}
+    collector = await collected(
+        LetterModel(card=EMBEDDER),
+        pipelines=search,
+        ask=lambda served: ask(served, "/pipelines/search", json=body, headers={"accept": accept}),
+    )
+    (request,) = collector.requests
+    assert request.name == "POST /pipelines/search"
+    stages = collector.below(request)
+    assert list(stages) == ["stage embed", "stage rerank"]
+    embed, rerank = stages.values()
+    assert request.start_time_unix_nano <= embed.start_time_unix_nano <= rerank.start_time_unix_nano
+    assert embed.end_time_unix_nano <= rerank.end_time_unix_nano <= request.end_time_unix_nano
+    assert not attributes(embed)
 
 
 async def test_the_span_of_a_request_says_what_was_asked_and_what_came() -> None:
