@@ -127,7 +127,7 @@ def _clock_offset_ns() -> int:
 
 
 def _in_order(times: Mapping[str, tuple[float, float]]) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Give the stages of an engine in their usual order, and those of a pipeline as they began."""
+    """Give stages of engines in their usual order, then those of pipelines as they began."""
     for stage in (*STAGES, *sorted(times.keys() - STAGES, key=lambda stage: times[stage])):
         if stage in times:
             yield stage, times[stage]
