@@ -110,7 +110,7 @@ class TokenClassifyResult:
     usage: Usage
     model: str
     offsets: tuple[NDArray[np.int32] | None, ...] | None = None
-    """[tokens, 2] each: the first character of each token, and the one behind its last. None for token ids.
+    """[tokens, 2] each: the first character of each token or tag, and the one behind its last. None for token ids.
 
     Both are equal for a token without text of the input, such as [CLS].
     """
