@@ -228,7 +228,7 @@ def _image_inputs(
     assert isinstance(image, VisionLanguageTower)
     assert folder.images is not None
     layout = image.image_embedder.layout
-    videos = open_videos(folder, layout, config, reader)
+    videos = open_videos(folder, layout.video_rule, config, reader)
     return MultimodalReader(image.texts.tokenizer, folder.images, layout, reader, videos)
 
 

@@ -8,7 +8,6 @@ from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.models.videos.reader import VideoReader
 from staged_pool.runtime.models.videos.settings import VideoRule, read_video_settings
-from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 
@@ -16,22 +15,21 @@ log = get_logger("staged_pool.models")
 
 
 def open_videos(
-    folder: ModelFolder, layout: ImageLayout, config: EngineConfig, images: ImageReader
+    folder: ModelFolder, rule: VideoRule | None, config: EngineConfig, images: ImageReader
 ) -> VideoReader | None:
-    """Open the reader of videos of a model that has tokens for them.
+    """Open the reader of a model's videos, if it has tokens for them.
 
     Args:
         folder: The model folder.
-        layout: Layout of the model's images and videos.
+        rule: Rules of its video processor. None: it has no token for videos.
         config: Limits.
         images: Reader of the folder's images.
 
     Returns:
         None: the model reads texts and images alone. If settings are not supported, the log says why.
     """
-    if layout.video_token is None or not _takes_videos(folder):
+    if rule is None or not _takes_videos(folder):
         return None
-    rule: VideoRule = "qwen2" if layout.step_marks is None else "qwen3"
     try:
         return VideoReader(read_video_settings(folder.body, images.settings, rule), config, images)
     except ConfigError as error:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Pixels, TokenSequence
+from staged_pool.runtime.models.videos.settings import VideoRule
 from staged_pool.stages.errors import ConfigError
 
 SHUFFLES: Final[Mapping[str, str]] = {"idefics3": "scale_factor", "modernvbert": "pixel_shuffle_factor"}
@@ -45,6 +46,13 @@ class ImageLayout:
 
     None: all steps of a video stand together, and go on in time.
     """
+
+    @property
+    def video_rule(self) -> VideoRule | None:
+        """Rules of the model's video processor. None: the model reads no videos."""
+        if self.video_token is None:
+            return None
+        return "qwen2" if self.step_marks is None else "qwen3"
 
     def tokens_of(self, patches: int | None) -> int:
         """Return the number of image tokens of an image.
