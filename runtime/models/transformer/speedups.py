@@ -60,12 +60,14 @@ class Speedups:
             The agreement of the vectors of `compute` with those of the model as it was.
 
         Raises:
-            ConfigError: Forwards change the model, or it has no linear layers.
+            ConfigError: Forwards change the model, or it has adapters to choose from, or no linear layers.
             NO_KERNEL: This build of torch or this processor lacks the kernels.
         """
         transformer, model = self._transformer, self._transformer.model
         if transformer.start_state is not None:
             raise ConfigError("dtype='int8': forwards change the model; use float32 or bfloat16")
+        if transformer.adapters is not None:
+            raise ConfigError("dtype='int8': is not for models with several adapters; use float32 or bfloat16")
         random = transformer.probes(self._max_tokens).random_sequences(
             [min(self._max_tokens, length) for length in _RANDOM_TOKENS], np.random.default_rng(0)
         )

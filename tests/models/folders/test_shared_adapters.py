@@ -23,6 +23,7 @@ from staged_pool.runtime.models.sharing import share_bases
 from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.transformer.adapters import Adapters
 from staged_pool.stages.errors import ConfigError
+from tests.models.dtypes import needs_int8
 from tests.models.folders.test_adapters import FORMS, IDS, adapted, apart, lora, usual, with_magnitudes, write
 from tests.models.tiny import bodies, edit_json, pooling_flags, write_json, write_modules, write_prompts
 from tests.models.tiny.vocabularies import byte_bpe
@@ -137,6 +138,16 @@ async def test_models_on_one_base_answer_at_once_as_each_would_alone(
         for one, other in zip(found[name], wanted[name], strict=True):
             assert np.abs(one - other).max() <= 1e-5
     assert np.abs(found["plain"][0] - found["words"][0]).max() > 0.05
+
+
+@needs_int8
+def test_int8_is_not_for_models_with_adapters_to_choose_from(base: Path, adapters: Mapping[str, Path]) -> None:
+    settings = [replace(config(folder, name), dtype="int8") for name, folder in adapters.items()][:2]
+    models = [find_model(each) for each in settings]
+    (sharing,) = share_bases(list(zip(settings, models, strict=True)))
+    assert sharing.base is not None
+    with pytest.raises(ConfigError, match="dtype='int8': is not for models with several adapters"):
+        load_sharing(settings[0], sharing.base, models)
 
 
 def groups(*configs: EngineConfig) -> list[tuple[int, ...]]:
