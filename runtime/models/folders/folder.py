@@ -38,9 +38,9 @@ from staged_pool.runtime.models.folders.jina_tasks import task_pooling, with_tas
 from staged_pool.runtime.models.folders.llm_rerankers import missing_question_note, read_llm_reranker, with_user_tokens
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
-from staged_pool.runtime.models.folders.process_reward import is_process_reward, read_process_reward
 from staged_pool.runtime.models.folders.readme import is_embedding_model
 from staged_pool.runtime.models.folders.reranker_families import INSTRUCTION, find_family, reject_unsupported
+from staged_pool.runtime.models.folders.reward_models import is_reward_model, read_reward_model
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.static import is_static, read_static_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
@@ -110,8 +110,8 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return read_static_folder(path, modules_file, settings)
     if (config := JsonFile.read(path / "config.json", root=path)) is not None and is_jina_m0(config.content):
         return read_jina_m0(path, task)
-    if config is not None and modules_file is None and task != "embed" and is_process_reward(config.content):
-        return read_process_reward(path)
+    if config is not None and modules_file is None and task != "embed" and is_reward_model(config.content):
+        return read_reward_model(path)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
     splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)

@@ -185,7 +185,10 @@ SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
 
 REJECTED: Mapping[str, tuple[Body, str]] = {
     "ArmoRM": (after(like("bert-plain"), claims("LlamaForRewardModelWithGating"), with_tensors(**PARTS)), HEAD),
-    "a reward model": (after(like("bert-plain"), claims("Qwen2ForRewardModel")), f"Qwen2ForRewardModel, {HEAD}"),
+    "a reward model": (
+        after(like("bert-plain"), claims("Qwen2ForRewardModel")),
+        "Qwen2ForRewardModel is supported with model_type='qwen2', not 'bert'",
+    ),
     "jina-reranker-v3": (
         after(qwen3_lm, claims("JinaForRanking", is_causal=True, auto_map={"AutoModel": "modeling.JinaForRanking"})),
         "JinaForRanking: model is jina-reranker-v3, which is not supported",

@@ -18,7 +18,7 @@ from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, ScoreRequest, TextInput
-from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.errors import ConfigError, InvalidArgument, InvalidInput
 from tests.models import oracle
 from tests.models.heads.test_sparse import TEXTS, as_dict, assert_same, weights
 from tests.models.requests import embed, score, sequences
@@ -132,6 +132,9 @@ def test_the_largest_weights_are_kept_as_the_folder_says(folder: Path, tmp_path:
         assert_same(fewer, expected(folder, QUERIES, role, max_active_dims=2))
         with pytest.raises(InvalidInput, match="`cut` keeps 3 weights: max_active_dims may be as many"):
             weights(model, QUERIES, prompt_name=role, max_active_dims=4)
+    call = encoding(model.card, QUERIES, (), {"max_active_dims": 4})
+    with pytest.raises(InvalidArgument, match="max_active_dims: the folder of `cut` keeps 3 weights"):
+        call.finish([embed(model, QUERIES, Output.SPARSE)])
 
 
 def router(**changes: object) -> Callable[[Path], None]:

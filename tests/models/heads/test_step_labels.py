@@ -233,6 +233,33 @@ def test_weights_and_the_tag_must_be_there(folder: Path, tmp_path: Path) -> None
         load(copy)
 
 
+def test_a_reward_model_scores_a_whole_conversation(folder: Path, tmp_path: Path) -> None:
+    """Qwen2.5-Math-RM: one value, of the last token, without an activation."""
+    copy = copied(folder, tmp_path)
+    weights = load_file(copy / "model.safetensors")
+    weights["score.2.weight"], weights["score.2.bias"] = (
+        weights["score.2.weight"][:1] * 1,
+        weights["score.2.bias"][:1] * 1,
+    )
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    edit_json(copy / "config.json", architectures=["Qwen2ForRewardModel"])
+    messages = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": "So one is left."})
+    tokenizer = hf.AutoTokenizer.from_pretrained(copy)
+    texts = [tokenizer.apply_chat_template(list(messages), tokenize=False), "short", TEXTS[0]]
+    body, wanted = hf.Qwen2Model.from_pretrained(copy).eval(), []
+    for text in texts:
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        with torch.inference_mode():
+            inner = (body(ids).last_hidden_state[0, -1] @ weights["score.0.weight"].T + weights["score.0.bias"]).clamp(
+                min=0
+            )
+            wanted.append((inner @ weights["score.2.weight"].T + weights["score.2.bias"]).tolist())
+    with Pool(str(copy), dtype="float32", device="cpu") as pool:
+        assert_allclose(pool.classify([Chat(messages), *texts[1:]]).scores, wanted, atol=5 * CLOSE)
+        assert_allclose(pool.classify(texts[1]).scores, wanted[1:2], atol=5 * CLOSE)
+    assert np.ptp(wanted) > 1
+
+
 def copied(folder: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "model"
     copy.mkdir()
