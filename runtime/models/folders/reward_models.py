@@ -31,7 +31,9 @@ def is_reward_model(config: Mapping[str, Any]) -> bool:
 
 
 def read_reward_model(path: Path) -> ModelFolder:
-    """Read a Qwen2 with two linear layers behind the vector of each tag, or of the last token.
+    """Read a Qwen2 with two linear layers behind some of its vectors.
+
+    They are those of the tags, or that of the last token.
 
     Raises:
         ConfigError: A file is missing or malformed, or the transformer is of another type.
