@@ -20,7 +20,7 @@ EmbeddingType: TypeAlias = Literal[
 
 _ROLES: Final = {"query": "query", "passage": "document"}
 TASKS: Final = (
-    "retrieval.query", "retrieval.passage", "retrieval", "text-matching", "classification", "separation",
+    "retrieval.query", "retrieval.passage", "retrieval", "text-matching", "classification", "clustering", "separation",
     "code", "code.query", "code.passage", "nl2code.query", "nl2code.passage",
 )  # fmt: skip
 """Values of Jina's `task`. If the model has no prompt for one, the text gets none."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from staged_pool.runtime.models.checkpoint.static import stored_tensors
-from staged_pool.runtime.models.folders.jina_tasks import V3
+from staged_pool.runtime.models.folders.jina_tasks import STACKED, V3
 
 _NAMES: Final = (
     (re.compile(r"^roberta\."), ""),
@@ -37,7 +37,7 @@ _LORA: Final = (".lora_A", ".lora_B")
 
 def is_published_v3(config: Mapping[str, Any]) -> bool:
     """True for the converted config of the published model, with adapters among its weights."""
-    return config.get("model_type") == V3 and "lora_adaptations" in config
+    return config.get("model_type") == V3 and config.get(STACKED) is True
 
 
 def model_tensors(body: Path) -> dict[str, Tensor]:

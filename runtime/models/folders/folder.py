@@ -34,7 +34,7 @@ from staged_pool.runtime.models.folders.image_rerankers import (
     with_media_texts,
 )
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
-from staged_pool.runtime.models.folders.jina_tasks import task_pooling, with_task_adapters
+from staged_pool.runtime.models.folders.jina_tasks import has_only_own_module, task_pooling, with_task_adapters
 from staged_pool.runtime.models.folders.llm_rerankers import missing_question_note, read_llm_reranker, with_user_tokens
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
@@ -124,7 +124,10 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         raise ConfigError(f"{settings.name}: model_type={kind!r} is not supported")
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
-    folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
+    if modules_file is None or has_only_own_module(path, modules_file):
+        folder = _plain_folder(path, settings)
+    else:
+        folder = _embedding_folder(path, modules_file, settings)
     folder = with_task_adapters(with_gemma_note(with_own_projection(folder)))
     return with_images(with_token_weights(with_bge_m3_heads(folder)))
 
@@ -190,6 +193,8 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     mode: PoolingMode = own or ("lasttoken" if causal or reads_images else "cls" if is_gte(config) else "mean")
     normalize = reads_images or is_gte(config) or own is not None
     how = "with" if normalize else "without"
+    own_code = (path / "modules.json").is_file()
+    cause = "modules.json names code of its own" if own_code else "no modules.json"
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
@@ -203,7 +208,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         **read_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
-        notes=(f"no modules.json: {mode} pooling {how} normalisation is assumed",),
+        notes=(f"{cause}: {mode} pooling {how} normalisation is assumed",),
     )
 
 

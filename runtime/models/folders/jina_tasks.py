@@ -1,11 +1,12 @@
 """Jina's embedding models with an adapter for each task: their published configs, prompts and adapters.
 
-- jina-embeddings-v3 (https://arxiv.org/abs/2409.10173): XLM-RoBERTa with rotary positions. The adapters are among its
-  weights, and a task has one prompt.
+- jina-embeddings-v3 (https://arxiv.org/abs/2409.10173): XLM-RoBERTa with rotary positions. A task has one prompt. The
+  adapters are among its weights; in jina-embeddings-v3-hf they are folders of peft's files, such as `retrieval_query/`.
 - jina-embeddings-v5-text (https://arxiv.org/abs/2602.15547): Qwen3, or EuroBERT. The adapters are folders of peft's
   files in `adapters/`, and a task reads queries and documents.
 
-Both name Python code, and a first module `custom_st.Transformer`, which are not run.
+Most name Python code, and a first module `custom_st.Transformer`, which are not run. That of v5 is the only module: it
+pools and normalises.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from staged_pool.runtime.models.folders.adapters import SETTINGS as ADAPTER_SETTINGS
 from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, PoolingMode
@@ -22,11 +24,19 @@ from staged_pool.stages.errors import ConfigError
 
 V3: Final = "jina_embeddings_v3"
 """`model_type` of transformers for jina-embeddings-v3."""
+STACKED: Final = "has_stacked_adapters"
+"""Field of a converted config whose adapters are among the weights."""
 CUSTOM: Final = "custom_st.Transformer"
 """First module of both models in `modules.json`."""
 
 _V5: Final = "jina_embeddings_v5"
 _V3_CLASS: Final = "XLMRobertaLoRA"
+_V3_PROMPTS: Final[Mapping[str, str]] = {
+    "retrieval.query": "Represent the query for retrieving evidence documents: ",
+    "retrieval.passage": "Represent the document for retrieval: ",
+}
+"""Prompts of tasks, from `config.json` of jina-embeddings-v3; other tasks have none."""
+_V3_TASKS: Final = (*_V3_PROMPTS, "separation", "classification", "text-matching")
 _V3_ROLES: Final[Mapping[str, str]] = {"query": "retrieval.query", "document": "retrieval.passage"}
 """Task of each role."""
 _V5_PROMPTS: Final[Mapping[str, str]] = {"query": "Query: ", "document": "Document: "}
@@ -64,6 +74,7 @@ def with_task_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             "model_type": V3,
             "architectures": ["JinaEmbeddingsV3Model"],
             "lora_adaptations": tasks,
+            STACKED: True,
             "rope_parameters": {"rope_type": "default", "rope_theta": float(config["rotary_emb_base"])},
         }
     if config.get("model_type") == _V5:
@@ -81,9 +92,17 @@ def with_task_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def has_tasks(folder: Path) -> bool:
-    """True if a folder's published `config.json` is that of such a model."""
+    """True if a folder is that of such a model."""
     file = JsonFile.read(folder / "config.json", root=folder)
-    return file is not None and (_is_v3(file.content) or file.content.get("model_type") == _V5)
+    if file is None:
+        return False
+    return _is_v3(file.content) or file.content.get("model_type") == _V5 or bool(_native_v3_tasks(folder, file))
+
+
+def has_only_own_module(folder: Path, modules: JsonFile) -> bool:
+    """True for such a model with one module, whose code would pool and normalise."""
+    only = modules.content[0] if len(modules.content) == 1 else None
+    return isinstance(only, dict) and only.get("type") == CUSTOM and not only.get("path") and has_tasks(folder)
 
 
 def task_pooling(folder: Path) -> PoolingMode | None:
@@ -91,7 +110,7 @@ def task_pooling(folder: Path) -> PoolingMode | None:
     file = JsonFile.read(folder / "config.json", root=folder)
     if file is None or not has_tasks(folder):
         return None
-    return "mean" if _is_v3(file.content) else "lasttoken"
+    return "lasttoken" if file.content.get("model_type") == _V5 else "mean"
 
 
 def with_task_adapters(folder: ModelFolder) -> ModelFolder:
@@ -124,8 +143,12 @@ def with_task_adapters(folder: ModelFolder) -> ModelFolder:
 
 def _with_v3_tasks(folder: ModelFolder) -> ModelFolder:
     file = JsonFile("config.json", folder.config)
-    tasks = folder.config["lora_adaptations"]
-    prompts = {**dict.fromkeys(tasks, ""), **file.get("task_instructions", dict, {}), **folder.prompts}
+    folders: Mapping[str, Path | None] = _native_v3_tasks(folder.body, file)
+    if folder.config.get(STACKED):
+        folders = dict.fromkeys(folder.config["lora_adaptations"])
+    tasks = [*folders]
+    usual = {task: _V3_PROMPTS.get(task, "") for task in tasks}
+    prompts = {**usual, **file.get("task_instructions", dict, {}), **folder.prompts}
     if wrong := [name for name, text in prompts.items() if not isinstance(text, str)]:
         raise ConfigError(f"config.json: task_instructions[{wrong[0]!r}] must be a text")
     choices = {task: task for task in tasks}
@@ -133,8 +156,16 @@ def _with_v3_tasks(folder: ModelFolder) -> ModelFolder:
         if task in tasks:
             prompts.setdefault(role, prompts[task])
             choices[role] = task
-    adapters = tuple(AdapterSpec(task, None) for task in tasks)
+    adapters = tuple(AdapterSpec(task, place) for task, place in folders.items())
     return replace(folder, adapters=adapters, adapter_of=choices, prompts=prompts)
+
+
+def _native_v3_tasks(folder: Path, config: JsonFile) -> dict[str, Path]:
+    """Return the folder of each task's adapter, in the layout of jina-embeddings-v3-hf; empty for another model."""
+    if config.content.get("model_type") != V3:
+        return {}
+    places = {task: folder / task.replace(".", "_").replace("-", "_") for task in _V3_TASKS}
+    return {task: place for task, place in places.items() if (place / ADAPTER_SETTINGS).is_file()}
 
 
 def _is_v3(config: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 import torch
@@ -16,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from staged_pool.api.wire import jina
 from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.encoding.vectors import encoding
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
@@ -174,8 +177,7 @@ def _v5(kind: str) -> Callable[[Path], None]:
         )
         for task in V5_TASKS:
             _write_peft(folder / "adapters" / task, model, ("q_proj", "v_proj", "down_proj"))
-        pooling = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
-        write_modules(folder, ("Pooling", pooling), ("Normalize", {}), first=FIRST)
+        write_modules(folder, first=FIRST)  # it pools and normalises
         write_prompts(folder, {"query": "Query: ", "document": "Document: "})
 
     return make
@@ -186,6 +188,10 @@ def _write_peft(folder: Path, model: hf.PreTrainedModel, targets: tuple[str, ...
     for name, layer in model.named_modules():
         if name.endswith(targets):
             rows, columns = layer.weight.shape
+            if isinstance(layer, torch.nn.Embedding):
+                tensors[f"base_model.model.{name}.lora_embedding_A"] = torch.randn(RANK, rows) * 0.3
+                tensors[f"base_model.model.{name}.lora_embedding_B"] = torch.randn(columns, RANK) * 0.3
+                continue
             tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, columns) * 0.3
             tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(rows, RANK) * 0.3
     folder.mkdir(parents=True)
@@ -216,7 +222,51 @@ def _v5_wanted(folder: Path, texts: list[str], task: str | None) -> Any:
     return torch.stack(rows).numpy()
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"v3": _v3, "v5-small": _v5("Qwen3"), "v5-nano": _v5("EuroBert")}
+def _v3_hf(folder: Path) -> None:
+    """jina-embeddings-v3-hf."""
+    tokenizer = unigram()
+    model = hf.JinaEmbeddingsV3Model(
+        hf.JinaEmbeddingsV3Config(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=514, pad_token_id=1, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        ),
+        add_pooling_layer=False,
+    )  # fmt: skip
+    widen(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer", model_max_length=512)
+    edit_json(folder / "config.json", lora_adaptations=V3_TASKS, task_instructions=V3_PROMPTS)
+    for task in V3_TASKS:
+        _write_peft(folder / task.replace(".", "_").replace("-", "_"), model, ("word_embeddings", "q_proj", "fc2"))
+
+
+def _v3_hf_wanted(folder: Path, texts: list[str], task: str | None) -> Any:
+    model = hf.JinaEmbeddingsV3Model.from_pretrained(folder, add_pooling_layer=False).eval()
+    if task is not None:
+        adapter = load_file(folder / task.replace(".", "_").replace("-", "_") / "adapter_model.safetensors")
+        for key in [key for key in adapter if "_A" in key]:
+            first, second = adapter[key].double(), adapter[key.replace("_A", "_B")].double()
+            weight = model.get_parameter(f"{key.removeprefix('base_model.model.').partition('.lora_')[0]}.weight")
+            change = ALPHA / RANK * second @ first
+            with torch.no_grad():
+                weight += (change.T if "embedding_A" in key else change).float()
+    tokenizer = hf.PreTrainedTokenizerFast.from_pretrained(folder)
+    rows = []
+    for text in texts:
+        given = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+        with torch.inference_mode():
+            vectors = model(input_ids=given["input_ids"]).last_hidden_state
+        rows.append(functional.normalize(vectors[0].mean(dim=0), dim=0))
+    return torch.stack(rows).numpy()
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "v3": _v3,
+    "v3-hf": _v3_hf,
+    "v5-small": _v5("Qwen3"),
+    "v5-nano": _v5("EuroBert"),
+}
 LAYOUTS = [(kind, attention) for kind in MAKERS for attention in ("packed", "padded")]
 
 
@@ -249,13 +299,14 @@ def test_each_task_has_the_vectors_of_merged_weights(
 ) -> None:
     model = models(kind, attention)
     assert model.card.attention == attention
-    if kind == "v3":
+    if kind.startswith("v3"):
+        wanted_of = _v3_wanted if kind == "v3" else _v3_hf_wanted
         for task in V3_TASKS:
             texts = [V3_PROMPTS.get(task, "") + text for text in TEXTS]
-            assert np.abs(embed(model, TEXTS, prompt_name=task) - _v3_wanted(folders[kind], texts, task)).max() <= CLOSE
-        plain = _v3_wanted(folders[kind], TEXTS, None)
+            assert np.abs(embed(model, TEXTS, prompt_name=task) - wanted_of(folders[kind], texts, task)).max() <= CLOSE
+        plain = wanted_of(folders[kind], TEXTS, None)
         assert np.abs(embed(model, TEXTS) - plain).max() <= CLOSE
-        assert np.abs(plain - _v3_wanted(folders[kind], TEXTS, "separation")).max() > 0.05
+        assert np.abs(plain - wanted_of(folders[kind], TEXTS, "separation")).max() > 0.05
         return
     for task in V5_TASKS:
         for ending, prompt in (("", "Document: "), (".query", "Query: ")):
@@ -295,6 +346,41 @@ def test_inputs_of_different_adapters_share_neither_a_batch_nor_a_row(models: Ca
     parts: list[Any] = []
     packed = pack_payload(made[2].payload, parts)
     assert unpack_payload(packed, Block(b"".join(bytes(part) for part in parts))) == made[2].payload
+
+
+@pytest.mark.anyio
+async def test_requests_of_all_tasks_at_once_have_their_own_vectors(
+    folders: dict[str, Path], models: Callable[[str, str], Encoder]
+) -> None:
+    names = [*V3_TASKS, None]
+    wanted = {name: embed(models("v3-hf", "packed"), TEXTS, prompt_name=name) for name in names}
+    found: dict[str | None, list[Any]] = {name: [] for name in names}
+    async with open_engine(EngineConfig(model=str(folders["v3-hf"]), dtype="float32", torch_threads=1)) as engine:
+
+        async def ask(name: str | None) -> None:
+            for _ in range(3):
+                found[name].append((await engine.embed(TEXTS, prompt_name=name)).embeddings)
+
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(ask, name)
+    for name in names:
+        assert max(np.abs(each - wanted[name]).max() for each in found[name]) <= CLOSE
+
+
+def test_a_task_of_jinas_api_names_the_prompt_that_has_its_adapter(models: Callable[[str, str], Encoder]) -> None:
+    v3, v5 = models("v3", "packed").card, models("v5-small", "packed").card
+    for card, task, adapter in (
+        (v3, "retrieval.query", "retrieval.query"),
+        (v3, "separation", "separation"),
+        (v5, "retrieval.passage", "retrieval"),
+        (v5, "clustering", "clustering"),
+    ):
+        name = jina.prompt_name(task, card)
+        assert name == task
+        assert card.adapters[name] == adapter
+    assert v5.prompts["retrieval.passage"] == v5.prompts["clustering"] == "Document: "
+    assert v5.prompts["text-matching.query"] == "Query: "
 
 
 def test_encode_takes_tasks_as_the_authors_code_does(models: Callable[[str, str], Encoder]) -> None:
