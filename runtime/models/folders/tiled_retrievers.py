@@ -1,7 +1,7 @@
 """Folders of page retrievers that see an image in tiles: ColModernVBERT, ColIdefics3 and ColSmol.
 
-They are classes of transformers or of colpali-engine. The text between tiles is that of Idefics3 (Laurençon et al.,
-2024, section 4.1, https://arxiv.org/abs/2408.12637).
+They are classes of transformers or of colpali-engine. The latter also has classes with one vector of a page. The text
+between tiles is that of Idefics3 (Laurençon et al., 2024, section 4.1, https://arxiv.org/abs/2408.12637).
 """
 
 from __future__ import annotations
@@ -15,12 +15,25 @@ from staged_pool.runtime.models.folders.common_files import read_transformer_set
 from staged_pool.runtime.models.folders.engine_retrievers import TILED_RETRIEVERS, with_engine_config
 from staged_pool.runtime.models.specs.conversation import ImageSpec, TileTexts
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, RoleSettings
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    HeadSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    PoolingMode,
+    RoleSettings,
+)
 from staged_pool.runtime.models.tokenizing.chat import without_special_tokens
 from staged_pool.runtime.models.vision.image_layout import SHUFFLES
 from staged_pool.stages.errors import ConfigError
 
 _CLASS: Final = "ColModernVBertForRetrieval"
+
+_POOLED: Final[Mapping[str, tuple[str, str, PoolingMode]]] = {
+    "BiModernVBert": ("modernvbert", "ModernVBertModel", "mean"),
+    "BiIdefics3": ("idefics3", "Idefics3Model", "lasttoken"),
+}
+"""Classes with one vector of a page: `model_type`, class of transformers, and pooling."""
 
 _PAGES: Final[Mapping[str, str]] = {
     "idefics3": "<|im_start|>User:<image>Describe the image.<end_of_utterance>\nAssistant:",
@@ -40,7 +53,8 @@ _SHUFFLED: Final[Mapping[str, int]] = {"idefics3": 2, "modernvbert": 4}
 def is_tiled_retriever(config: Mapping[str, Any]) -> bool:
     """True for the `config.json` of a retriever that sees an image in tiles."""
     name = class_name(config)
-    return name == _CLASS or (name in TILED_RETRIEVERS and config.get("model_type") == TILED_RETRIEVERS[name])
+    kinds = {**TILED_RETRIEVERS, **{pooled: kind for pooled, (kind, _, _) in _POOLED.items()}}
+    return name == _CLASS or (name in kinds and config.get("model_type") == kinds[name])
 
 
 def read_tiled_folder(path: Path, config: Mapping[str, Any]) -> ModelFolder:
@@ -54,8 +68,16 @@ def read_tiled_folder(path: Path, config: Mapping[str, Any]) -> ModelFolder:
         ConfigError: A file is missing or malformed, or its settings contradict each other; the message names it.
     """
     processor = JsonFile.read(path / "processor_config.json", root=path) or JsonFile.empty()
-    described = config if class_name(config) == _CLASS else with_engine_config(path, config)
-    body = JsonFile("config.json", described).get("vlm_config", dict, {})
+    name = class_name(config)
+    if name in _POOLED:
+        _, kept, mode = _POOLED[name]
+        described: Mapping[str, Any] = {**_without_code(config), "architectures": [kept]}
+        body: Mapping[str, Any] = described
+        head: HeadSpec = DenseSpec(pooling=(mode,), modules=(), normalize=True)
+    else:
+        described = config if name == _CLASS else with_engine_config(path, config)
+        body = JsonFile("config.json", described).get("vlm_config", dict, {})
+        head = MultiVectorSpec(own_layer="embedding_proj_layer")
     kind = body.get("model_type", "modernvbert")
     if kind not in SHUFFLES:
         raise ConfigError(f"config.json: vlm_config: model_type={kind!r} is not supported, only {', '.join(SHUFFLES)}")
@@ -71,8 +93,8 @@ def read_tiled_folder(path: Path, config: Mapping[str, Any]) -> ModelFolder:
         body=path,
         config=described,
         architecture="vision-language model",
-        heads=(MultiVectorSpec(own_layer="embedding_proj_layer"),),
-        scoring="late-interaction",
+        heads=(head,),
+        scoring="bi-encoder" if isinstance(head, DenseSpec) else "late-interaction",
         max_seq_length=read_transformer_settings(path, root=path).positive("max_seq_length"),
         prompts={"query": processor.get("query_prefix", str, None) or ""},
         roles={"query": RoleSettings(frame=("", _EXPANSION), keeps_special_tokens=True), "document": RoleSettings()},
@@ -83,6 +105,10 @@ def read_tiled_folder(path: Path, config: Mapping[str, Any]) -> ModelFolder:
             tiles=texts,
         ),
     )
+
+
+def _without_code(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in config.items() if name != "auto_map"}
 
 
 def ignored_texts(page: str, image: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.sizes import Size, TileGrid
+from staged_pool.runtime.models.images.zero_copy import rgbx_pixels
 
 
 def read_tiles(image: Image.Image, rule: TileGrid) -> Pixels:
@@ -28,12 +29,13 @@ def read_tiles(image: Image.Image, rule: TileGrid) -> Pixels:
     high, wide = rule.of(size)
     whole = _resized(_resized(image, rule.first(size), rule), (high, wide), rule)
     rows, columns = high // edge, wide // edge
-    cut = np.asarray(whole).reshape(rows, edge, columns, edge, 3).transpose(0, 2, 4, 1, 3)
-    tiles = cut.reshape(rows * columns, 3, edge, edge)
-    if len(tiles) > 1:
-        seen = np.asarray(_resized(whole, (edge, edge), rule)).transpose(2, 0, 1)
-        tiles = np.concatenate([tiles, seen[None]])
-    return Pixels(np.array(tiles, order="C"), (rows, columns))  # a copy: `whole` may share the decoder's memory
+    count = rows * columns
+    tiles = np.empty((count + (count > 1), 3, edge, edge), np.uint8)
+    cut = rgbx_pixels(whole).reshape(rows, edge, columns, edge, 4).transpose(0, 2, 4, 1, 3)[:, :, :3]
+    tiles[:count].reshape(rows, columns, 3, edge, edge)[:] = cut
+    if count > 1:
+        tiles[count] = rgbx_pixels(_resized(whole, (edge, edge), rule)).transpose(2, 0, 1)[:3]
+    return Pixels(tiles, (rows, columns))
 
 
 def _resized(image: Image.Image, size: Size, rule: TileGrid) -> Image.Image:
