@@ -134,7 +134,7 @@ class EngineConfig:
     )
     dtype: DType = setting(
         "auto",
-        "Data type of the weights: auto, float32, bfloat16, float16 (GPUs only) or int8 (CPUs only).",
+        "Data type: auto, float32, bfloat16, float16 (GPUs) or int8 (CPUs).",
         group="Device",
         basic=True,
         metavar="TYPE",
