@@ -23,7 +23,7 @@ from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense, DenseSpec, LayerNorm, ModelFolder
 from staged_pool.stages.log import get_logger
 
-_OWN_SETTINGS: Final = frozenset({"model", "served_name", "revision"})
+_OWN_SETTINGS: Final = frozenset({"model", "served_name", "revision", "plugin"})
 """Settings that may differ between models that share weights."""
 
 _MODULE_FILES: Final = (*WEIGHT_FILES, "config.json")

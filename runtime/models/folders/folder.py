@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
@@ -63,6 +64,8 @@ from staged_pool.runtime.models.specs.model import (
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.reranking import RerankerPrompt
 from staged_pool.stages.errors import ConfigError
+
+_OF_MEDIA: Final = frozenset({"audio", "image", "video"})
 
 
 def read_folder(
@@ -146,7 +149,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
     conversation = read_conversation_form(config, transformer)
     if conversation is None:
-        if transformer.get("processing_kwargs", dict, {}):
+        if set(transformer.get("processing_kwargs", dict, {})) - _OF_MEDIA:  # texts are read here, and nothing else
             raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
         check_modalities(transformer, output="last_hidden_state")
     if len(chain) < 2 or chain[1][0] != "Pooling":

@@ -76,11 +76,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "sentence_bert_config.json",
         {
             "max_seq_length": 512,
+            "processing_kwargs": {"image": {"max_soft_tokens": 280}},
             "modality_config": {"text": _FORWARD, "image": _FORWARD, "image+text": _FORWARD},
             "module_output_name": "token_embeddings",
         },
     )
     write_prompts(folder, PROMPTS)
+    write_json(folder / "processor_config.json", {"processor_class": "EmbeddingGemma2Processor"})
+    write_json(folder / "preprocessor_config.json", {"image_processor_type": "Gemma4ImageProcessor"})
     return folder
 
 
