@@ -63,7 +63,8 @@ def share_bases(models: Sequence[tuple[EngineConfig, FoundModel]]) -> list[Shari
 
 def _sharings(path: Path, places: list[int], models: Sequence[tuple[EngineConfig, FoundModel]]) -> list[Sharing]:
     """Divide models of one base into those that share it, and others."""
-    if len(places) < 2 or all(models[place][1].base is None for place in places):
+    alone = models[places[0]][0].dtype == "int8"  # its check knows one set of weights
+    if alone or len(places) < 2 or all(models[place][1].base is None for place in places):
         return [Sharing((place,)) for place in places]
     base = next((models[place][1].folder for place in places if models[place][1].base is None), None)
     base = base or read_model(path, models[places[0]][0])

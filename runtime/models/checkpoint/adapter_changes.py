@@ -25,7 +25,7 @@ from staged_pool.runtime.models.checkpoint.adapters import (
     parts_by_module,
     read_tensors,
 )
-from staged_pool.runtime.models.checkpoint.jina_v3 import is_published_v3, lora_factor, task_tensors
+from staged_pool.runtime.models.checkpoint.flash_names import has_stacked_adapters, lora_factor, task_tensors
 from staged_pool.runtime.models.folders.adapters import SETTINGS, WEIGHTS, check_adapter_settings
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder
@@ -81,9 +81,9 @@ def read_adapters(folder: ModelFolder, model: PreTrainedModel) -> dict[str, Chan
     Raises:
         ConfigError: See `read_adapter` and `task_changes`.
     """
-    if is_published_v3(folder.config):
+    if has_stacked_adapters(folder.config):
         tasks = [adapter.name for adapter in folder.adapters]
-        return task_changes(task_tensors(folder.body), tasks, lora_factor(folder.config), model)
+        return task_changes(task_tensors(folder.body, folder.config), tasks, lora_factor(folder.config), model)
     return {each.name: read_adapter(each.folder, model) for each in folder.adapters if each.folder is not None}
 
 

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.specs.own_models import OWN_TYPES
 from staged_pool.stages.errors import ConfigError
 
 _CONVERTED: Final = frozenset(
-    {"gte", "nomic_bert", "jina_embeddings_v3", "qwen2", "qwen3", "eurobert", TEXT, *OWN_TYPES}
+    {"gte", "nomic_bert", "jina_embeddings_v3", "qwen2", "qwen3", "eurobert", "xlm-roberta", TEXT, *OWN_TYPES}
 )
 """Each `model_type` to which published configs are converted."""
 

@@ -36,7 +36,7 @@ from staged_pool.runtime.models.checkpoint.adapter_changes import read_adapters
 from staged_pool.runtime.models.checkpoint.adapters import merge_adapter
 from staged_pool.runtime.models.checkpoint.configs import is_engine, read_config
 from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
-from staged_pool.runtime.models.checkpoint.jina_v3 import is_published_v3, model_tensors
+from staged_pool.runtime.models.checkpoint.flash_names import has_flash_names, model_tensors
 from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, quiet_transformers
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static
@@ -229,8 +229,8 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
         ConfigError: A pickle holds more than tensors, and `allow_pickle` is not set.
     """
     read = partial(model_class.from_pretrained, output_loading_info=True, **settings)
-    if is_published_v3(folder.config):
-        model, report = read(None, state_dict=model_tensors(folder.body))
+    if has_flash_names(folder.config):
+        model, report = read(None, state_dict=model_tensors(folder.body, folder.config))
         return model, report
     try:
         model, report = read(folder.body)

@@ -20,6 +20,7 @@ from staged_pool.runtime.models.folders.jina_bert import with_jina_config
 from staged_pool.runtime.models.folders.jina_tasks import CUSTOM, has_tasks, with_task_config
 from staged_pool.runtime.models.folders.nomic import with_nomic_config
 from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
+from staged_pool.runtime.models.folders.xlm_flash import with_flash_config
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
 from staged_pool.stages.errors import ConfigError
@@ -119,7 +120,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
         )
     content: Mapping[str, Any] = config.content
     content = with_jina_config(with_bidirectional_config(with_native_config(content)), body)
-    return with_gemma_text_config(with_nomic_config(with_task_config(content)))
+    return with_gemma_text_config(with_nomic_config(with_task_config(with_flash_config(content))))
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:

@@ -142,10 +142,12 @@ async def test_models_on_one_base_answer_at_once_as_each_would_alone(
 
 @needs_int8
 def test_int8_is_not_for_models_with_adapters_to_choose_from(base: Path, adapters: Mapping[str, Path]) -> None:
-    settings = [replace(config(folder, name), dtype="int8") for name, folder in adapters.items()][:2]
+    settings = [config(folder, name) for name, folder in adapters.items()][:2]
     models = [find_model(each) for each in settings]
     (sharing,) = share_bases(list(zip(settings, models, strict=True)))
     assert sharing.base is not None
+    settings = [replace(each, dtype="int8") for each in settings]
+    assert groups(*settings) == [(0,), (1,)]  # each is merged into weights of its own
     with pytest.raises(ConfigError, match="dtype='int8': is not for models with several adapters"):
         load_sharing(settings[0], sharing.base, models)
 
