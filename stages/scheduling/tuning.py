@@ -56,6 +56,12 @@ CORE_TIMEOUT_S: Final = 1.0
 A choice: longer than most images take in preprocess.
 """
 
+CORE_TURN_S: Final = 0.01
+"""Shortest turn of a long call at a core that another waits for, in seconds.
+
+A choice: about the time of an image in preprocess.
+"""
+
 DELAY_MARGIN: Final = 0.65
 """Largest predicted delay of an admitted request, as a part of the target delay.
 

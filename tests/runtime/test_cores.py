@@ -15,7 +15,7 @@ from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.machine import cores as machine_cores
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.threads import core_limiter as cores_module
-from staged_pool.runtime.threads.core_limiter import CoreLimiter
+from staged_pool.runtime.threads.core_limiter import CoreLimiter, lend_core
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
 from tests.support.gates import Gate
@@ -168,3 +168,66 @@ def test_a_process_may_run_on_fewer_cores_than_there_are(monkeypatch: pytest.Mon
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     assert usable_cores() == 5
+
+
+class Parts:
+    """A long call of two parts, each of which is held; between them it lends its core."""
+
+    def __init__(self) -> None:
+        self.gates = [Gate(), Gate()]
+
+    def __call__(self, _: object) -> None:
+        self.gates[0]()
+        lend_core()
+        self.gates[1]()
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+async def test_a_long_call_lends_its_core_between_its_parts(urgent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores_module, "CORE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(cores_module, "CORE_TURN_S", 0.0)
+    cores, parts, calls = CoreLimiter(1), Parts(), Calls(1)
+    async with DedicatedThreads("long").running(1) as long, DedicatedThreads("others").running(1) as others:
+        long.core, others.core = cores.acquire, cores.bypass if urgent else cores.acquire
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(long, parts, None)
+            await parts.gates[0].arrived()
+            tasks.start_soon(others, calls, 0)
+            await (calls.gates[0].arrived() if urgent else until(lambda: waiting(cores) == 1))
+            parts.gates[0].open()
+            await calls.gates[0].arrived()
+            await until(lambda: waiting(cores) == 1)  # the long call
+            calls.gates[0].open()
+            await parts.gates[1].arrived()
+            assert cores._free == 0
+            parts.gates[1].open()
+        assert cores._free == 1
+
+
+async def test_a_core_is_kept_if_nobody_needs_it_and_no_more_lent_if_it_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores_module, "CORE_TIMEOUT_S", 0.001)
+    cores, lent = CoreLimiter(1), [0]
+    lend = CoreLimiter.lend
+
+    def counted(limiter: CoreLimiter) -> bool:
+        lent[0] += 1
+        return lend(limiter)
+
+    monkeypatch.setattr(CoreLimiter, "lend", counted)
+
+    def long(times: int) -> None:
+        for _ in range(times):
+            lend_core()
+
+    async with DedicatedThreads("long").running(1) as threads:
+        long(3)  # a thread without a core
+        threads.core = cores.acquire
+        await threads(long, 3)
+        assert lent == [0]
+        with cores.bypass(), cores.bypass():  # as if they hung
+            await threads(long, 3)
+        assert lent == [1]
+        await threads(long, 3)
+        assert (lent, cores._free) == ([1], 1)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.videos.formats import Demuxer, find_demuxer
 from staged_pool.runtime.models.videos.limits import MAX_STREAMS, Deadline, VideoLimits
+from staged_pool.runtime.threads.core_limiter import lend_core
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
 
 EXTRA: Final = "pip install 'staged-pool[video]'"
@@ -186,6 +187,7 @@ class Clip:
         decoder = container.decode(stream)
         while True:
             self._deadline.check()
+            lend_core()
             with _calling_decoder():
                 frame = next(decoder, None)
             if frame is None:

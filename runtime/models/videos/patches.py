@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from staged_pool.runtime.models.images.settings import Resample
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.kernels.torch_threads import use_threads
+from staged_pool.runtime.threads.core_limiter import lend_core
 
 
 def cut_patches(
@@ -50,6 +51,7 @@ def cut_patches(
     left = iter(frames)
     last: list[torch.Tensor] = []
     for place in range(steps):
+        lend_core()
         given = [_resized(frame, size, resample) for _, frame in zip(range(step), left, strict=False)]
         last = given[-1:] or last
         full = torch.stack([*chain(given, repeat(last[0], step - len(given)))])
