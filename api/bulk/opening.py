@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Generic, Literal, Protocol, TypeAlias
 
@@ -27,10 +27,16 @@ Existing: TypeAlias = Literal["reject", "resume", "overwrite"]
 """Treatment of what an earlier run has left: an error, go on, or begin anew."""
 
 TEXT_WINDOW: Final = Window(lines=2048, group_lines=64, group_size=32 * 2**10)
-"""Window for texts, many of which share a request."""
+"""Window for texts, many of which share a request; see `text_window`."""
 
 BATCH_WINDOW: Final = Window(lines=1024)
 """Window for lines that are requests."""
+
+
+def text_window(items_each: int) -> Window:
+    """Return the window for texts of each of which a model makes several items. It has as many items as for one."""
+    lines, group = (max(1, most // max(1, items_each)) for most in (TEXT_WINDOW.lines, TEXT_WINDOW.group_lines))
+    return replace(TEXT_WINDOW, lines=lines, group_lines=group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from staged_pool.api.bulk.patience import until_admitted
 from staged_pool.api.bulk.texts import TextAnswer, TextLine
 from staged_pool.api.status import problem
 from staged_pool.runtime.results import ClassifyResult, EmbedResult
-from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import REQUEST_SETTINGS, InvalidInput, ModelFailed, StagedPoolError
 
 TextCall: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbedResult | ClassifyResult]]
 """Embeds or classifies texts, as the methods of an engine and of a client do."""
@@ -30,6 +30,10 @@ class TextWork:
 
         A text that the error of its request names fails alone, and the others are asked about again. If the error
         names none, the request is repeated in halves.
+
+        Raises:
+            InvalidInput: A setting of all texts is wrong, such as `candidate_labels`.
+            StagedPoolError: The model can go on no more.
         """
         answers = [_refused(line) for line in lines if line.fault]
         asked = [[line for line in lines if not line.fault]]
@@ -41,6 +45,8 @@ class TextWork:
                 answers += await self._ask(some)
             except (InvalidInput, ModelFailed) as error:
                 wrong = error.index if error.index is not None else 0 if len(some) == 1 else None
+                if isinstance(error, InvalidInput) and error.param in REQUEST_SETTINGS:
+                    raise
                 if wrong is None:
                     asked += [some[: len(some) // 2], some[len(some) // 2 :]]
                 else:

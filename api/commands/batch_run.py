@@ -13,7 +13,7 @@ import click
 
 from staged_pool.api.bulk.batch_lines import BatchAnswers
 from staged_pool.api.bulk.job import Progress, Summary
-from staged_pool.api.bulk.opening import BATCH_WINDOW, TEXT_WINDOW, TextFormats, job_files, open_batch, open_texts
+from staged_pool.api.bulk.opening import BATCH_WINDOW, TextFormats, job_files, open_batch, open_texts, text_window
 from staged_pool.api.bulk.text_work import TextWork
 from staged_pool.api.commands.batch_flags import Batch
 from staged_pool.api.commands.batch_sides import Side
@@ -92,4 +92,5 @@ async def _run(
     )
     async with job_files(opening_texts) as texts, side as answering:
         text_work = TextWork(answering.text_call(batch))
-        return await texts.run(text_work, window=answering.window(TEXT_WINDOW), report=report, stop=stop)
+        window = answering.window(text_window(batch.items_each))
+        return await texts.run(text_work, window=window, report=report, stop=stop)

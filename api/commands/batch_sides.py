@@ -65,7 +65,14 @@ class EngineSide:
         """See `Side`."""
         cut = MODEL_MAX if batch.truncate else None
         if batch.classifies:
-            return partial(self._engine.classify, max_tokens=cut, priority=Priority.BULK)
+            return partial(
+                self._engine.classify,
+                candidate_labels=batch.candidate_labels,
+                hypothesis_template=batch.hypothesis_template,
+                multi_label=batch.multi_label,
+                max_tokens=cut,
+                priority=Priority.BULK,
+            )
         return partial(
             self._engine.embed,
             dimensions=batch.dimensions,
@@ -99,7 +106,13 @@ class ServerSide:
         """See `Side`."""
         cut = MODEL_MAX if batch.truncate else None
         if batch.classifies:
-            return partial(self._client.classify, max_tokens=cut)
+            return partial(
+                self._client.classify,
+                candidate_labels=batch.candidate_labels,
+                hypothesis_template=batch.hypothesis_template,
+                multi_label=batch.multi_label,
+                max_tokens=cut,
+            )
         return partial(self._client.embed, dimensions=batch.dimensions, prompt_name=batch.prompt_name, max_tokens=cut)
 
     def window(self, whole: Window) -> Window:

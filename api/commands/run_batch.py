@@ -17,8 +17,9 @@ from staged_pool.api.commands.process import errors_in_flag_words, prepare_envir
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import HYPOTHESIS
 from staged_pool.runtime.settings import ENV_PREFIX, settings_of
-from staged_pool.stages.errors import ConfigError, StagedPoolError
+from staged_pool.stages.errors import ConfigError, InvalidInput, StagedPoolError, Unsupported
 
 if TYPE_CHECKING:
     from staged_pool.api.commands.batch_run import Outcome
@@ -88,6 +89,8 @@ def _run(batch: Batch, settings: Given) -> Outcome:
             run(process.backend, partial(run_batch, batch, side, report, outcome))
     except ConfigError:
         raise
+    except (InvalidInput, Unsupported) as error:  # a flag does not fit the model: a resumed job would end so, too
+        raise ConfigError(str(error)) from error
     except (StagedPoolError, OSError) as error:
         raise StagedPoolError(f"{error}; run the same command with --resume to go on") from error
     return outcome
@@ -114,13 +117,26 @@ _JOB_OPTIONS: Final = (
     _option("--overwrite", is_flag=True, help="Begin anew, in place of an output or a job that is there."),
     _option(
         "--task", type=click.Choice(_TASKS), default="auto", metavar="TASK", envvar=f"{ENV_PREFIX}TASK",
-        help="classify: give each text the scores of the model's labels, not a vector. The others are as for serve.",
+        help="classify: give each text the scores of labels, not a vector. The others are as for serve.",
     ),
     _option(
         "--dimensions", type=_POSITIVE, metavar="N",
         help="Keep the first N values of each text's vector. Only Matryoshka models lose little by it.",
     ),
     _option("--prompt-name", metavar="NAME", help="The model's prompt to put before each text, such as query."),
+    _option(
+        "--candidate-labels", metavar="LABELS",
+        help="With --task classify: labels to choose among, with commas between them. For models of natural language "
+        "inference, such as bart-large-mnli.",
+    ),
+    _option(
+        "--hypothesis-template", metavar="TEXT", default=HYPOTHESIS,
+        help="Statement that each candidate label completes; {} stands for the label.",
+    ),
+    _option(
+        "--multi-label/--one-label", default=False,
+        help="Score each candidate label by itself, or let the scores of a text add up to 1 (default).",
+    ),
     _option("--truncate", is_flag=True, help="Cut texts that are longer than the model takes. Without it, they fail."),
     _option("--column", metavar="NAME", help="Column of Parquet that has the texts. Default: text, or the only one."),
     _option(

@@ -33,6 +33,16 @@ def contradiction(entailed: int) -> int:
     return -1 if entailed == 0 else 0
 
 
+def check(labels: Sequence[str], template: str) -> None:
+    """Check the labels of a caller, and the statement that they complete.
+
+    Raises:
+        InvalidInput: See `plan`.
+    """
+    _check_labels(labels)
+    _sides(template)
+
+
 def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
     """Plan a pair of each text with each label.
 

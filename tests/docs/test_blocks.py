@@ -263,9 +263,9 @@ def test_commands_run(block: Block, servers: Servers, place: Path, monkeypatch: 
 
 
 def staged_pool(arguments: Sequence[str], command: Command) -> None:
-    """Run a command; a server has its settings checked, and a sweep of load tests its flags."""
+    """Run a command; a server has its settings checked, and what takes long or another model its flags."""
     name, *rest = arguments
-    if name == "trace" or "--sweep" in rest:
+    if name == "trace" or {"--sweep", "--candidate-labels"} & set(rest):
         parse(arguments)
         return
     done = invoke_command(*{"serve": ["config", *rest], "bench": ["bench", *rest, *SHORT]}.get(name, arguments))
