@@ -7,17 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.model import Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
 from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
-from staged_pool.runtime.requests import Chat, Content, EmbedRequest, Image, ScoreRequest, TextInput, Video
+from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
+from staged_pool.runtime.requests import Chat, Content, EmbedRequest, Image, Output, ScoreRequest, TextInput, Video
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput
@@ -169,6 +172,26 @@ def test_each_step_has_its_time(load: Load) -> None:
     text = model.detokenize(payload.ids, skip_special_tokens=False)
     assert "<1.0 seconds>" in text
     assert "<5.0 seconds>" in text
+
+
+def test_a_front_prepares_videos_as_the_model_does(load: Load) -> None:
+    model = load()
+    sent = msgspec.msgpack.encode(model.preparation)
+    front = load_preparer(
+        EngineConfig(model="unused"), model.card, msgspec.msgpack.decode(sent, type=type(model.preparation))
+    )
+    (theirs,) = prepare(front, EmbedRequest(inputs=(Video(SLOW.data),)))  # type: ignore[arg-type]
+    (ours,) = prepare(model, EmbedRequest(inputs=(Video(SLOW.data),)))
+    assert isinstance(theirs.payload, TokenSequence)
+    assert isinstance(ours.payload, TokenSequence)
+    assert theirs.payload.ids == ours.payload.ids
+    parts: list[Any] = []
+    packed = pack_payload(theirs.payload, parts)
+    (row,) = model.forward([unpack_payload(packed, Block(b"".join(parts)))])
+    (wanted,) = model.forward([ours.payload])
+    assert isinstance(row, Row)
+    assert isinstance(wanted, Row)
+    assert np.array_equal(row.values[Output.DENSE], wanted.values[Output.DENSE])
 
 
 def test_a_folder_of_sentence_transformers_reads_videos(tiny_folder: TinyFolder, load: Load) -> None:
