@@ -194,7 +194,7 @@ def test_a_front_prepares_videos_as_the_model_does(load: Load) -> None:
         vector = row.values[Output.DENSE]
         assert isinstance(vector, np.ndarray)
         vectors.append(vector)
-    assert np.array_equal(*vectors)
+    assert np.array_equal(vectors[0], vectors[1])
 
 
 def test_a_folder_of_sentence_transformers_reads_videos(tiny_folder: TinyFolder, load: Load) -> None:
