@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 Pair = tuple[int, int]
 """First number of a range, and the number after its last one."""
-
-
-class NumberSet(Protocol):
-    """Anything that tells if a number is in it."""
-
-    def __contains__(self, number: object, /) -> bool: ...
 
 
 class Ranges:

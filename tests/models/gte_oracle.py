@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Tensors = Mapping[str, Tensor]
+from tests.models.formulas import Tensors, linear, norm
 
 
 def hidden(
@@ -21,24 +21,25 @@ def hidden(
     """The last layer's vectors of one text, [tokens, width]."""
     tensors = {name.removeprefix("new."): tensor for name, tensor in tensors.items()}
     heads, width = config["num_attention_heads"], config["hidden_size"]
+    epsilon = config["layer_norm_eps"]
     given = tensors["embeddings.word_embeddings.weight"][list(ids)]
     if config["type_vocab_size"]:
         given = given + tensors["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
-    rows = _norm(given, tensors, "embeddings.LayerNorm", config)
+    rows = norm(given, tensors, "embeddings.LayerNorm", epsilon)
     angles = torch.outer(torch.arange(len(ids), dtype=torch.float64), _frequencies(config, width // heads))
     for layer in range(config["num_hidden_layers"]):
         of = f"encoder.layer.{layer}."
         query, key, value = (
             part.view(-1, heads, width // heads).transpose(0, 1)
-            for part in _linear(rows, tensors, f"{of}attention.qkv_proj").tensor_split(3, dim=1)
+            for part in linear(rows, tensors, f"{of}attention.qkv_proj").tensor_split(3, dim=1)
         )
         query, key = _turned(query, angles), _turned(key, angles)
         weights = torch.softmax(query @ key.transpose(1, 2) / (width // heads) ** 0.5, dim=2)
         seen = (weights @ value).transpose(0, 1).reshape(len(ids), width)
-        rows = _norm(rows + _linear(seen, tensors, f"{of}attention.o_proj"), tensors, f"{of}attn_ln", config)
+        rows = norm(rows + linear(seen, tensors, f"{of}attention.o_proj"), tensors, f"{of}attn_ln", epsilon)
         up, gate = functional.linear(rows, tensors[f"{of}mlp.up_gate_proj.weight"]).chunk(2, dim=1)
-        changed = _linear(functional.gelu(gate) * up, tensors, f"{of}mlp.down_proj")
-        rows = _norm(rows + changed, tensors, f"{of}mlp_ln", config)
+        changed = linear(functional.gelu(gate) * up, tensors, f"{of}mlp.down_proj")
+        rows = norm(rows + changed, tensors, f"{of}mlp_ln", epsilon)
     return rows
 
 
@@ -83,12 +84,3 @@ def _turned(rows: Tensor, angles: Tensor) -> Tensor:
     cosine, sine = angles.cos().float(), angles.sin().float()
     first, second = rows.chunk(2, dim=2)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=2)
-
-
-def _linear(rows: Tensor, tensors: Tensors, name: str) -> Tensor:
-    return functional.linear(rows, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
-
-
-def _norm(rows: Tensor, tensors: Tensors, name: str, config: Mapping[str, Any]) -> Tensor:
-    weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-    return functional.layer_norm(rows, weight.shape, weight, bias, config["layer_norm_eps"])

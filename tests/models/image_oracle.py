@@ -92,13 +92,13 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
     return as_array(found.embeddings[0])
 
 
-def page_tokens(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = None) -> list[int]:
+def page_tokens(folder: Path, encoded: bytes) -> list[int]:
     """The ids that an image alone is read as."""
     processor = _processor(folder)
     if type(processor).__name__.startswith("ColPali"):
         ids = processor(images=[open_rgb(encoded)], return_tensors="pt")["input_ids"][0]
     else:
-        ids = _expanded(folder, processor.visual_prompt_prefix, [encoded], options)[0][0]
+        ids = _expanded(folder, processor.visual_prompt_prefix, [encoded], None)[0][0]
     found: list[int] = ids.tolist()
     return found
 

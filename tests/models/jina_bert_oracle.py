@@ -1,8 +1,6 @@
 """JinaBERT by its paper, one text and one head at a time, in float64.
 
-Section 2.1 of https://arxiv.org/abs/2310.19923.
-
-Takes the tensors of a checkpoint by the names that they have on the hub.
+The paper is https://arxiv.org/abs/2310.19923, section 2.1. Tensors have the names of the published checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Tensors = Mapping[str, Tensor]
+from tests.models.formulas import Tensors, linear, norm
 
 
 def slopes(heads: int) -> list[float]:
@@ -32,16 +30,17 @@ def hidden(
     """The last layer's vectors of one text, [tokens, width]."""
     tensors = {name.removeprefix("bert."): tensor.double() for name, tensor in tensors.items()}
     heads = config["num_attention_heads"]
+    epsilon = config["layer_norm_eps"]
     given = tensors["embeddings.word_embeddings.weight"][list(ids)]
     given = given + tensors["embeddings.token_type_embeddings.weight"][list(types or [0] * len(ids))]
-    rows = _norm(given, tensors, "embeddings.LayerNorm", config)
+    rows = norm(given, tensors, "embeddings.LayerNorm", epsilon)
     for layer in range(config["num_hidden_layers"]):
         of = f"encoder.layer.{layer}."
-        query, key, value = (_linear(rows, tensors, f"{of}attention.self.{part}") for part in ("query", "key", "value"))
+        query, key, value = (linear(rows, tensors, f"{of}attention.self.{part}") for part in ("query", "key", "value"))
         code = f"{of}attention.self.layer_norm_q.weight" in tensors
         if code:
-            query = _norm(query, tensors, f"{of}attention.self.layer_norm_q", config)
-            key = _norm(key, tensors, f"{of}attention.self.layer_norm_k", config)
+            query = norm(query, tensors, f"{of}attention.self.layer_norm_q", epsilon)
+            key = norm(key, tensors, f"{of}attention.self.layer_norm_k", epsilon)
         seen = torch.zeros_like(rows)
         width = rows.shape[1] // heads
         for head, slope in enumerate(slopes(heads)):
@@ -50,23 +49,23 @@ def hidden(
                 scores = key[:, cut] @ query[place, cut] / math.sqrt(width)
                 scores -= slope * torch.tensor([abs(place - other) for other in range(len(ids))])
                 seen[place, cut] = torch.softmax(scores, 0) @ value[:, cut]
-        attended = _norm(
-            _linear(seen, tensors, f"{of}attention.output.dense") + rows,
+        attended = norm(
+            linear(seen, tensors, f"{of}attention.output.dense") + rows,
             tensors,
             f"{of}attention.output.LayerNorm",
-            config,
+            epsilon,
         )
         act = functional.gelu if config["feed_forward_type"] == "geglu" else functional.relu
         inner = config["intermediate_size"]
         if code:
-            rows = _norm(rows + attended, tensors, f"{of}layer_norm_1", config)
+            rows = norm(rows + attended, tensors, f"{of}layer_norm_1", epsilon)
             both = rows @ tensors[f"{of}mlp.up_gated_layer.weight"].T
-            changed = _linear(both[:, :inner] * act(both[:, inner:]), tensors, f"{of}mlp.down_layer")
-            rows = _norm(rows + changed, tensors, f"{of}layer_norm_2", config)
+            changed = linear(both[:, :inner] * act(both[:, inner:]), tensors, f"{of}mlp.down_layer")
+            rows = norm(rows + changed, tensors, f"{of}layer_norm_2", epsilon)
         else:
             both = attended @ tensors[f"{of}mlp.gated_layers.weight"].T
-            changed = _linear(act(both[:, :inner]) * both[:, inner:], tensors, f"{of}mlp.wo")
-            rows = _norm(changed + attended, tensors, f"{of}mlp.layernorm", config)
+            changed = linear(act(both[:, :inner]) * both[:, inner:], tensors, f"{of}mlp.wo")
+            rows = norm(changed + attended, tensors, f"{of}mlp.layernorm", epsilon)
     return rows
 
 
@@ -94,12 +93,3 @@ def random_tensors(config: Mapping[str, Any], prefix: str, *, code: bool) -> dic
     for name in norms:
         tensors |= {f"{name}.weight": 1 + torch.randn(width) * 0.2, f"{name}.bias": torch.randn(width) * 0.2}
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def _linear(rows: Tensor, tensors: Tensors, name: str) -> Tensor:
-    return rows @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
-
-
-def _norm(rows: Tensor, tensors: Tensors, name: str, config: Mapping[str, Any]) -> Tensor:
-    weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-    return functional.layer_norm(rows, weight.shape, weight, bias, config["layer_norm_eps"])

@@ -1,8 +1,6 @@
 """NomicBERT with experts by its paper, one token at a time, in float64.
 
-https://arxiv.org/abs/2502.07972 has the paper.
-
-Takes the tensors of a checkpoint by the names that they have on the hub.
+The paper is https://arxiv.org/abs/2502.07972. Tensors have the names of the published checkpoint.
 """
 
 from __future__ import annotations
@@ -15,36 +13,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Tensors = Mapping[str, Tensor]
+from tests.models.formulas import Tensors, linear, norm
 
 
 def hidden(tensors: Tensors, config: Mapping[str, Any], ids: Sequence[int], *, renormalise: bool = False) -> Tensor:
     """The last layer's vectors of one text, [tokens, width]; `renormalise` is the usual rule, which is wrong here."""
     tensors = {name: tensor.double() for name, tensor in tensors.items()}
     heads, width = config["n_head"], config["n_embd"]
+    epsilon = config["layer_norm_epsilon"]
     size = width // heads
     rows = tensors["embeddings.word_embeddings.weight"][list(ids)]
     if config["type_vocab_size"]:
         rows = rows + tensors["embeddings.token_type_embeddings.weight"][0]
-    rows = _norm(rows, tensors, "emb_ln", config)
+    rows = norm(rows, tensors, "emb_ln", epsilon)
     for layer in range(config["n_layer"]):
         of = f"encoder.layers.{layer}."
-        both = _linear(rows, tensors, f"{of}attn.Wqkv")
+        both = linear(rows, tensors, f"{of}attn.Wqkv")
         query, key, value = (both[:, part * width : (part + 1) * width] for part in range(3))
         seen = torch.zeros_like(rows)
         for head in range(heads):
             cut = slice(head * size, (head + 1) * size)
             turned = [_turned(part[:, cut], _base(config, len(ids), size)) for part in (query, key)]
             seen[:, cut] = torch.softmax(turned[0] @ turned[1].T / math.sqrt(size), dim=1) @ value[:, cut]
-        rows = _norm(rows + _linear(seen, tensors, f"{of}attn.out_proj"), tensors, f"{of}norm1", config)
+        rows = norm(rows + linear(seen, tensors, f"{of}attn.out_proj"), tensors, f"{of}norm1", epsilon)
         if f"{of}mlp.router.layer.weight" in tensors:
             changed = torch.stack([_experts(row, tensors, of, config, renormalise) for row in rows])
         elif f"{of}mlp.fc11.weight" in tensors:
-            gate = functional.silu(_linear(rows, tensors, f"{of}mlp.fc12"))
-            changed = _linear(_linear(rows, tensors, f"{of}mlp.fc11") * gate, tensors, f"{of}mlp.fc2")
+            gate = functional.silu(linear(rows, tensors, f"{of}mlp.fc12"))
+            changed = linear(linear(rows, tensors, f"{of}mlp.fc11") * gate, tensors, f"{of}mlp.fc2")
         else:
-            changed = _linear(functional.gelu(_linear(rows, tensors, f"{of}mlp.fc1")), tensors, f"{of}mlp.fc2")
-        rows = _norm(rows + changed, tensors, f"{of}norm2", config)
+            changed = linear(functional.gelu(linear(rows, tensors, f"{of}mlp.fc1")), tensors, f"{of}mlp.fc2")
+        rows = norm(rows + changed, tensors, f"{of}norm2", epsilon)
     return rows
 
 
@@ -114,12 +113,3 @@ def _turned(rows: Tensor, base: float) -> Tensor:
     return torch.cat(
         [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=1
     )
-
-
-def _linear(rows: Tensor, tensors: Tensors, name: str) -> Tensor:
-    return rows @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0)
-
-
-def _norm(rows: Tensor, tensors: Tensors, name: str, config: Mapping[str, Any]) -> Tensor:
-    weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
-    return functional.layer_norm(rows, weight.shape, weight, bias, config["layer_norm_epsilon"])

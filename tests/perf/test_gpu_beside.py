@@ -23,8 +23,8 @@ def nothing_blocks_the_event_loop() -> None:
     """Allow blocking: these measurements do."""
 
 
-def _outcome(requests: int, *, seconds: float = 1.0, failed: int = 0) -> LoadOutcome:
-    return LoadOutcome([10.0] * requests, failed=failed, elapsed_s=seconds)
+def _outcome(requests: int, *, failed: int = 0) -> LoadOutcome:
+    return LoadOutcome([10.0] * requests, failed=failed, elapsed_s=1.0)
 
 
 def _standings(**requests: int) -> Standings:

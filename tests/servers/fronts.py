@@ -42,9 +42,7 @@ def terms_of(model: Model, config: EngineConfig) -> ModelTerms:
 
 
 @asynccontextmanager
-async def device_engine_on(
-    model: Model, config: EngineConfig, desk: FrontDesk, number: int = 0
-) -> AsyncIterator[DeviceEngine]:
+async def device_engine_on(model: Model, config: EngineConfig, desk: FrontDesk) -> AsyncIterator[DeviceEngine]:
     """Run the engine process's part of a model, with a device thread for each lane."""
     async with AsyncExitStack() as stack:
         lanes = {}
@@ -58,7 +56,7 @@ async def device_engine_on(
             config,
             model,
             lanes=lanes,
-            give=partial(desk.give, number),
+            give=partial(desk.give, 0),
             shared_cores=None,
             options=StageOptions(),
             memory=MemoryGovernor(UNLIMITED_BYTES),

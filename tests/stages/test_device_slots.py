@@ -13,9 +13,9 @@ class Clock:
         return self.now
 
 
-def slots(count: int = 1, ahead: int = 1) -> tuple[DeviceSlots, Clock]:
+def slots(count: int = 1) -> tuple[DeviceSlots, Clock]:
     clock = Clock()
-    return DeviceSlots(count, ahead, StageMeter("batch", count), clock), clock
+    return DeviceSlots(count, 1, StageMeter("batch", count), clock), clock
 
 
 def test_a_batch_holds_its_slot_for_the_block() -> None:

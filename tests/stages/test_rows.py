@@ -24,9 +24,9 @@ def finish_some(rows: Sequence[object], fresh: Sequence[int]) -> tuple[Sequence[
     return places, [rows[place] for place in places]
 
 
-def a_stream(inputs: int = 4) -> RowStream:
+def a_stream() -> RowStream:
     stream = RowStream()
-    stream.expect(Plan(range(inputs), lambda rows, tokens: list(rows), finish_some))
+    stream.expect(Plan(range(4), lambda rows, tokens: list(rows), finish_some))
     return stream
 
 

@@ -77,14 +77,13 @@ def why_no_int8(able: Mapping[str, Any], ops: Any = torch.ops) -> str | None:
     return None
 
 
-def to_int8(weight: Tensor, bias: Tensor | None, inputs: InputRange, ops: Any = torch.ops) -> Matrix:
+def to_int8(weight: Tensor, bias: Tensor | None, inputs: InputRange) -> Matrix:
     """Round the weights of a linear layer to int8, and lay them out for oneDNN.
 
     Args:
         weight: [out, in], float32, on the CPU.
         bias: [out].
         inputs: Range of the layer's inputs. Inputs beyond it are cut to it.
-        ops: The operators of this build of torch.
     """
     weight = weight.detach()
     largest = torch.maximum(inputs.least.abs(), inputs.greatest.abs()).clamp_min(_LEAST)
@@ -96,7 +95,7 @@ def to_int8(weight: Tensor, bias: Tensor | None, inputs: InputRange, ops: Any = 
     weight_steps = smoothed.abs().amax(dim=1).clamp_min(_LEAST) / 127
     integers = (smoothed / weight_steps.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
     return Matrix(
-        weight=ops.onednn.qlinear_prepack(integers, None),
+        weight=torch.ops.onednn.qlinear_prepack(integers, None),
         bias=bias,
         int8=Int8(
             per_input=1 / (smoothing * step),

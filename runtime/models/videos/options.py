@@ -35,8 +35,6 @@ class VideoOptions:
     fps: float
     max_duration_s: float | None
     """Seconds of video that `fps` counts at most: a longer video has its frames further apart."""
-    given_fps: bool
-    """True if the request names `fps`."""
 
     @property
     def arguments(self) -> Mapping[str, object]:
@@ -121,7 +119,6 @@ def read_options(options: Mapping[str, object], settings: VideoSettings, max_fra
         num_frames=number,
         fps=settings.fps if fps is None else fps,
         max_duration_s=_number(options, "max_duration"),
-        given_fps=fps is not None,
     )
 
 

@@ -304,7 +304,7 @@ def test_embed_takes_videos_behind_images(tmp_path: Path, tiny_folder: Path, ima
     assert (shorter.returncode, shorter.stdout) == (1, "")
     assert shorter.stderr.startswith(f"error: {clip}: The video has 2 s: at most 1 s are accepted")
     other = invoke_command("embed", "--model", str(tiny_folder), "--offline", "--video", str(clip))
-    assert other.stderr.splitlines()[-1].endswith("reads no images.")
+    assert other.stderr.splitlines()[-1].endswith("reads no videos.")
 
 
 def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:

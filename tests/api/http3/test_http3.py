@@ -219,11 +219,11 @@ def test_without_aioquic_the_flag_says_what_to_install(monkeypatch: pytest.Monke
 # Damage that one client can do to others
 
 
-async def _begin_handshakes(port: int, count: int, name: str = "127.0.0.1") -> None:
+async def _begin_handshakes(port: int, count: int) -> None:
     """Send `count` first datagrams, each from a port of its own, and nothing more."""
     for _ in range(count):
-        async with await anyio.create_connected_udp_socket(name, port, local_host="127.0.0.1") as udp:
-            await Http3Client(_dialling(), udp, (name, port)).flush()
+        async with await anyio.create_connected_udp_socket("127.0.0.1", port, local_host="127.0.0.1") as udp:
+            await Http3Client(_dialling(), udp, ("127.0.0.1", port)).flush()
 
 
 async def test_unfinished_handshakes_take_nothing_from_tcp_and_others_show_their_address(

@@ -40,9 +40,9 @@ def _busy(count: int = RETRY_FROM) -> Handshakes:
     return handshakes
 
 
-def _retried(handshakes: Handshakes, now: float = 100.0) -> First:
+def _retried(handshakes: Handshakes) -> First:
     """The first datagram again, after a Retry."""
-    retry = handshakes.admit(First(), CLIENT, now)  # type: ignore[arg-type]
+    retry = handshakes.admit(First(), CLIENT, 100.0)  # type: ignore[arg-type]
     assert isinstance(retry, bytes)
     header = pull_quic_header(Buffer(data=retry), host_cid_length=8)
     assert (header.packet_type, header.destination_cid) == (QuicPacketType.RETRY, First().source_cid)

@@ -44,10 +44,10 @@ def moment(engine: Engine, clock: Clock) -> Moment:
     return Moment(clock.now, {"letters": engine.statistics()}, None)
 
 
-async def watch(engine: Engine, clock: Clock, seconds: float = 2.0) -> ModelView:
-    """Return the view of the next seconds, in which nothing moves."""
+async def watch(engine: Engine, clock: Clock) -> ModelView:
+    """Return the view of the next two seconds, in which nothing moves."""
     before = moment(engine, clock)
-    clock.now += seconds
+    clock.now += 2.0
     return view_model(moment(engine, clock), before, "letters")
 
 

@@ -33,8 +33,8 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 class Stopwatch:
     """Measures something else each time."""
 
-    def __init__(self, first: int = 1) -> None:
-        self.next = first
+    def __init__(self) -> None:
+        self.next = 1
         self.runs = 0
 
     def __call__(self) -> int:

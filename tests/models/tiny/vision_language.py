@@ -483,10 +483,10 @@ TILED_LONGEST: Final = 80
 _SHUFFLE: Final = 2
 
 
-def _tile_tokenizer(begin: str, end: str, rows: int = 2) -> hf.PreTrainedTokenizerFast:
-    """Only tiles of the first rows have tokens of their own: others are written in words, as in real folders."""
+def _tile_tokenizer(begin: str, end: str) -> hf.PreTrainedTokenizerFast:
+    """Only tiles of the first two rows have tokens of their own: others are written in words, as in real folders."""
     tokenizer = byte_bpe(begin=begin, end=end)
-    named = [f"<row_{row + 1}_col_{column + 1}>" for row in range(rows) for column in range(3)]
+    named = [f"<row_{row + 1}_col_{column + 1}>" for row in range(2) for column in range(3)]
     special = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<|im_start|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": [*special, *named]})
     tokenizer.model_max_length = 512

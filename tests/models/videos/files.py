@@ -100,11 +100,11 @@ def turned(data: bytes, degrees: int) -> bytes:
     return bytes(changed)
 
 
-def with_number(data: bytes, box: bytes, offset: int, value: int, form: str = ">I") -> bytes:
+def with_number(data: bytes, box: bytes, offset: int, value: int) -> bytes:
     """Write a number behind the name of a box."""
     changed = bytearray(data)
     start = data.index(box) + len(box) + offset
-    changed[start : start + struct.calcsize(form)] = struct.pack(form, value)
+    changed[start : start + 4] = struct.pack(">I", value)
     return bytes(changed)
 
 
@@ -125,20 +125,20 @@ def with_duration(data: bytes, factor: int) -> bytes:
     return data
 
 
-def cut_by_edits(data: bytes, frames: int, rate: int = 10) -> bytes:
-    """Let the edit list of an MP4 begin some frames later."""
+def cut_by_edits(data: bytes, frames: int) -> bytes:
+    """Let the edit list of an MP4 begin some frames later. It has 10 frames a second."""
     start = data.index(b"elst") + 4
     duration, first = struct.unpack(">Ii", data[start + 8 : start + 16])
     (scale,) = struct.unpack(">I", data[data.index(b"mdhd") + 16 :][:4])
-    changed = with_number(data, b"elst", 12, first + frames * scale // rate)
-    return with_number(changed, b"elst", 8, duration - frames * 1000 // rate)
+    changed = with_number(data, b"elst", 12, first + frames * scale // 10)
+    return with_number(changed, b"elst", 8, duration - frames * 1000 // 10)
 
 
-def flipped(data: bytes, seed: int, count: int = 20) -> bytes:
-    """Replace some bytes by others."""
+def flipped(data: bytes, seed: int) -> bytes:
+    """Replace 20 bytes by others."""
     random = np.random.default_rng(seed)
     changed = bytearray(data)
-    for place in random.integers(16, len(data), count):
+    for place in random.integers(16, len(data), 20):
         changed[int(place)] = int(random.integers(256))
     return bytes(changed)
 
@@ -156,11 +156,11 @@ def many_streams(count: int) -> bytes:
     return one[:start] + struct.pack(">I", len(wide) + 8) + b"moov" + wide + one[start + length :]
 
 
-def sizes_midway(first: tuple[int, int] = (48, 64), second: tuple[int, int] = (96, 128)) -> bytes:
-    """Join two raw H.264 streams of different sizes in one MP4."""
+def sizes_midway(second: tuple[int, int]) -> bytes:
+    """Join two raw H.264 streams in one MP4: frames of 48 x 64, then those of another size."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as made:
-        streams = [encode(shots(4, *size), form="h264") for size in (first, second)]
+        streams = [encode(shots(4, *size), form="h264") for size in ((48, 64), second)]
         out: Any = None
         clock = 0
         for raw in streams:

@@ -367,12 +367,8 @@ def test_whatever_happens_what_is_counted_is_what_is_in_flight(
 # Tenants and priorities
 
 
-def a_backlog(
-    admission: Admission, requests: int, request_class: RequestClass, *, body_bytes: int = 4000
-) -> list[Reservation]:
-    return [
-        admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, request_class=request_class) for _ in range(requests)
-    ]
+def a_backlog(admission: Admission, requests: int, request_class: RequestClass) -> list[Reservation]:
+    return [admission.enter(body_bytes=4000, timeout_s=FOREVER, request_class=request_class) for _ in range(requests)]
 
 
 BULK = Priority.BULK

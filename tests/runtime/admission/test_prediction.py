@@ -17,10 +17,8 @@ def a_prediction() -> LanePrediction:
     return LanePrediction(LaneServiceTime(budget=Budget(512), device=ServiceTimeModel()))
 
 
-def learn(
-    prediction: LanePrediction, request_class: RequestClass, late_s: float, *, was_alone: bool, times: int = 200
-) -> None:
-    for _ in range(times):
+def learn(prediction: LanePrediction, request_class: RequestClass, late_s: float, *, was_alone: bool) -> None:
+    for _ in range(200):
         prediction.learn_lag(request_class, late_s, was_alone=was_alone)
 
 
