@@ -18,11 +18,11 @@ def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
     """
     made = _plan(request, card)
     for given in made.inputs:
+        if not card.reads_videos and given.lane == "image" and any(isinstance(each, Video) for each in given.images):
+            raise Unsupported(f"The model `{card.name}` reads no videos.")
         if given.lane not in card.lanes:
             what = "images" if given.lane == "image" else "texts"
             raise Unsupported(f"The model `{card.name}` reads no {what}.")
-        if not card.reads_videos and given.lane == "image" and any(isinstance(each, Video) for each in given.images):
-            raise Unsupported(f"The model `{card.name}` reads no videos.")
     return made
 
 
