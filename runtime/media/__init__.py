@@ -1,4 +1,4 @@
-"""Fetching of images by URL, restricted to allowed hosts and one folder."""
+"""Fetching of images and videos by URL, restricted to allowed hosts and one folder."""
 
 if __name__ != "staged_pool.runtime.media":
     raise ImportError("import this package as staged_pool.runtime.media")

@@ -1,4 +1,4 @@
-"""Completion of inputs: their images are fetched before preprocess gets them."""
+"""Completion of inputs: their images and videos are fetched before preprocess gets them."""
 
 from __future__ import annotations
 
