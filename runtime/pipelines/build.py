@@ -24,6 +24,7 @@ from staged_pool.runtime.pipelines.steps import (
 )
 from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.requests import Output
+from staged_pool.runtime.tasks.zero_shot import entailment
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import Offload
 
@@ -91,10 +92,10 @@ def _inputs(stage: PipelineStage, earlier: Sequence[BuiltStage]) -> tuple[Refere
     """Return the references of the inputs of a stage."""
     known = dict.fromkeys((ITEM, REQUEST, *(each.name for each in earlier)))
     before = earlier[-1].name if earlier else ITEM
-    needed = 2 if stage.kind in ("score", "maxsim") else 1
-    sources = stage.sources or ((before,) if needed == 1 else (QUERY, before))
-    if stage.kind != "function" and len(sources) != needed:
-        what = "a query and an item" if needed == 2 else "one input"
+    compares, labels = stage.kind in ("score", "maxsim"), stage.kind == "classify"
+    sources = stage.sources or ((QUERY, before) if compares else (before,))
+    if stage.kind != "function" and not 1 + compares <= len(sources) <= 1 + (compares or labels):
+        what = "a query and an item" if compares else "one input, and candidate labels" if labels else "one input"
         raise ConfigError(f"{stage.where('source')} = {list(sources)}: the task {stage.kind} takes {what}")
     return tuple(reference(source, known, stage.where("source")) for source in sources)
 
@@ -152,8 +153,18 @@ def _check_card(stage: PipelineStage, engine: WaitingEngine) -> None:
             raise ConfigError(
                 f"{stage.where('outputs')} = {missing}: the outputs of the model `{card.name}` are: {has}"
             )
+        most = card.max_active_dims
+        if most is not None and stage.max_active_dims is not None and stage.max_active_dims > most:
+            where = f"{stage.where('max_active_dims')} = {stage.max_active_dims}"
+            raise ConfigError(f"{where}: the folder of the model `{card.name}` keeps {most} weights")
     if stage.kind == "classify" and Output.LABELS not in card.outputs:
         raise ConfigError(f"{stage.where('task')} = 'classify': the model `{card.name}` gives no labels")
+    if stage.has_labels and entailment(card) is None:
+        key = "source" if stage.candidate_labels is None else "candidate_labels"
+        raise ConfigError(
+            f"{stage.where(key)}: the model `{card.name}` cannot choose among candidate labels; that needs a "
+            "classifier of natural language inference, with a label that begins with `entail`"
+        )
     if stage.kind == "score" and card.scoring is None:
         raise ConfigError(f"{stage.where('task')} = 'score': the model `{card.name}` cannot score")
 

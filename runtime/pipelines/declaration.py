@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.pipelines.references import ITEM, NAME, REQUEST
-from staged_pool.stages.errors import ConfigError
+from staged_pool.runtime.requests import HYPOTHESIS, Output
+from staged_pool.runtime.tasks import zero_shot
+from staged_pool.stages.errors import ConfigError, InvalidInput
 
 Task: TypeAlias = Literal["embed", "score", "maxsim", "classify", "plugin", "function"]
 OnError: TypeAlias = Literal["fail", "skip"]
@@ -21,10 +24,10 @@ MAX_PARTS: Final = 64
 QUERY: Final = "request.query"
 
 _OPTIONS: Final[dict[Task, frozenset[str]]] = {
-    "embed": frozenset({"outputs", "dimensions", "prompt_name", "max_tokens"}),
+    "embed": frozenset({"outputs", "dimensions", "max_active_dims", "prompt_name", "max_tokens"}),
     "score": frozenset({"top_k", "max_tokens"}),
     "maxsim": frozenset({"top_k"}),
-    "classify": frozenset({"max_tokens"}),
+    "classify": frozenset({"candidate_labels", "hypothesis_template", "multi_label", "max_tokens"}),
     "plugin": frozenset({"plugin", "expand", "max_items"}),
     "function": frozenset({"function", "expand", "max_items"}),
 }
@@ -64,15 +67,24 @@ class PipelineStage:
     """Sources of the inputs: `item`, `request.FIELD`, the name of an earlier stage, or a field of one.
 
     None: the value of the stage before, or the item in the first stage; behind the query, for `score` and `maxsim`.
+    `classify` may have a second one, its candidate labels.
     """
     outputs: str | Sequence[str] = ("dense",)
     """Outputs of `embed`; see `Engine.embed`."""
     dimensions: int | None = None
     """See `Engine.embed`."""
+    max_active_dims: int | None = None
+    """See `Engine.embed`."""
     prompt_name: str | None = None
     """See `Engine.embed`. Inputs of a `maxsim` are documents, if the stage does not say."""
     max_tokens: int | None = None
     """See `Engine.embed`."""
+    candidate_labels: str | Sequence[str] | None = None
+    """Labels to choose among, as for `Engine.classify`. None: a second source, or the labels of the model."""
+    hypothesis_template: str = HYPOTHESIS
+    """See `Engine.classify`."""
+    multi_label: bool = False
+    """See `Engine.classify`."""
     expand: bool | str = False
     """The value is a list, and each entry becomes an item. A text: the name of its field with the list."""
     max_items: int = MAX_PARTS
@@ -99,6 +111,7 @@ class PipelineStage:
             self._reject("plugin", "stands beside function; keep one of them")
         self._check_task()
         self._check_numbers()
+        self._check_labels()
         if self.on_error not in get_args(OnError):
             self._reject("on_error", f"must be {' or '.join(get_args(OnError))}")
 
@@ -115,6 +128,11 @@ class PipelineStage:
         if self.source is None or isinstance(self.source, str):
             return None if self.source is None else (self.source,)
         return tuple(self.source)
+
+    @property
+    def has_labels(self) -> bool:
+        """True if a stage that classifies, or a source of it, gives candidate labels."""
+        return self.kind == "classify" and (self.candidate_labels is not None or len(self.sources or ()) > 1)
 
     def where(self, key: str) -> str:
         """Return the place of a setting, as errors name it."""
@@ -141,7 +159,7 @@ class PipelineStage:
             self._reject("engine", "a function has no model")
 
     def _check_numbers(self) -> None:
-        for name in ("dimensions", "max_items", "top_k", "window"):
+        for name in ("dimensions", "max_active_dims", "max_items", "top_k", "window"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 self._reject(name, "must be a whole number of at least 1")
@@ -154,13 +172,31 @@ class PipelineStage:
             ("plugin", str | None, "must be a text"),
             ("prompt_name", str | None, "must be a text"),
             ("engine", str | Engine | None, "must be an engine of open_engine, or the name of one"),
+            ("hypothesis_template", str, "must be a text"),
+            ("multi_label", bool, "must be true or false"),
         ):
             if not isinstance(getattr(self, name), kinds):
                 self._reject(name, message)
-        for key in ("source", "outputs"):
+        for key in ("source", "outputs", "candidate_labels"):
             texts = getattr(self, key)
             if texts is not None and not _are_texts(texts):
                 self._reject(key, "must be a text or a list of texts")
+        if self.max_active_dims is not None and Output.SPARSE not in self.outputs:
+            self._reject("max_active_dims", 'is for sparse vectors; write outputs = ["sparse"]')
+
+    def _check_labels(self) -> None:
+        if self.kind != "classify":
+            return
+        for key, usual in (("hypothesis_template", HYPOTHESIS), ("multi_label", False)):
+            if not self.has_labels and getattr(self, key) != usual:
+                self._reject(key, "is for candidate_labels, which are missing")
+        if self.candidate_labels is not None and len(self.sources or ()) > 1:
+            self._reject("candidate_labels", f"{_KEYS['source']} has labels, too; keep one of them")
+        labels = arguments.candidate_labels(self.candidate_labels)
+        try:
+            zero_shot.check(("label",) if labels is None else labels, self.hypothesis_template)
+        except InvalidInput as error:
+            self._reject(error.param or "candidate_labels", str(error))
 
 
 _KEYS: Final = {"source": "from", "engine": "model"}

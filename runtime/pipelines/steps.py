@@ -93,6 +93,7 @@ class EmbedStep(EngineStep):
             [content],
             outputs=self.stage.outputs,
             dimensions=self.stage.dimensions,
+            max_active_dims=self.stage.max_active_dims,
             prompt_name=prompt_name,
             max_tokens=self.stage.max_tokens,
             timeout_s=context.left_s(),
@@ -166,12 +167,19 @@ def _multi_vector(value: object, what: str) -> NDArray[np.float32]:
 
 
 class ClassifyStep(EngineStep):
-    """The task `classify`."""
+    """The task `classify`: the inputs are a content, and candidate labels if a source has them."""
 
     async def run(self, inputs: Sequence[Any], context: StepContext) -> Labelled:
         """See `Step.run`."""
+        content, *given = inputs
+        if given == [None]:  # the engine would choose among the labels of its model
+            message = "The labels are null; expected texts, or one text with commas between the labels."
+            raise InvalidInput(message, param="candidate_labels")
         result = await self.engine.classify(
-            [inputs[0]],
+            [content],
+            candidate_labels=given[0] if given else self.stage.candidate_labels,
+            hypothesis_template=self.stage.hypothesis_template,
+            multi_label=self.stage.multi_label,
             max_tokens=self.stage.max_tokens,
             timeout_s=context.left_s(),
             priority=context.priority,

@@ -14,6 +14,10 @@ async def search(engine: staged_pool.Engine, query: str, passages: list[str]) ->
         [
             shorten,
             staged_pool.PipelineStage("embed", engine=engine, outputs=["multi_vector"], on_error="skip"),
+            staged_pool.PipelineStage(
+                "topic", engine=engine, task="classify", source="item", candidate_labels=("a", "b")
+            ),
+            staged_pool.PipelineStage("words", engine=engine, source="item", outputs="sparse", max_active_dims=64),
             staged_pool.PipelineStage("rerank", task="maxsim", source=["request.query", "embed"], top_k=3),
         ],
         window=32,

@@ -15,7 +15,10 @@ max_requests = 3
 items = "pages"
 output = {vector = "vectors.dense"}
 stage = [{name = "regions", plugin = "page_regions", expand = true, max_items = 10},
-  {name = "vectors", model = "siglip", from = "regions.crop", on_error = "skip", window = 2}]
+  {name = "vectors", model = "siglip", from = "regions.crop", on_error = "skip", window = 2},
+  {name = "topics", task = "classify", model = "nli", candidate_labels = ["a", "b, c"], \
+hypothesis_template = "Of {}.", multi_label = true},
+  {name = "words", model = "splade", outputs = "sparse", max_active_dims = 5}]
 """
 
 
@@ -28,10 +31,12 @@ def written(folder: Path, text: str, name: str = "pages.toml") -> Path:
 def test_a_file_says_what_a_program_says(tmp_path: Path) -> None:
     file = read_pipeline(written(tmp_path, GOOD))
     assert (file.name, file.window, file.max_requests, file.items) == ("pages", 8, 3, "pages")
-    regions, vectors = file.stages
+    regions, vectors, topics, words = file.stages
     assert (regions.kind, regions.expand, regions.max_items) == ("plugin", True, 10)
     assert (vectors.engine, vectors.source, vectors.on_error, vectors.window) == ("siglip", "regions.crop", "skip", 2)
-    assert file.models == ["siglip"]
+    assert (topics.candidate_labels, topics.hypothesis_template, topics.multi_label) == (["a", "b, c"], "Of {}.", True)
+    assert words.max_active_dims == 5
+    assert file.models == ["siglip", "nli", "splade"]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,40 @@ def test_a_file_says_what_a_program_says(tmp_path: Path) -> None:
         ("stage = [{name = 'a', plugin = 'p', max_items = 3}]", "max_items = 3: is for a stage with expand"),
         ("stage = [{name = 'a', plugin = 'p', window = '3'}]", "window = '3': must be a whole number of at least 1"),
         ("stage = [{name = 'a', model = 3}]", "model = 3: must be an engine of open_engine, or the name of one"),
+        ("stage = [{name = 'a', model = 'm', candidate_labels = 'b'}]", "has no candidate_labels; it is for classify"),
+        *(
+            (f"stage = [{{name = 'a', task = 'classify', model = 'm', {keys}}}]", f"stage a: {message}")
+            for keys, message in (
+                ("candidate_labels = 3", "candidate_labels = 3: must be a text or a list of texts"),
+                ("candidate_labels = []", r"candidate_labels = \[\]: must be a text or a list of texts"),
+                ("candidate_labels = ','", "candidate_labels = ',': candidate_labels has no label"),
+                (
+                    "candidate_labels = ['b', 'b']",
+                    "candidate_labels = .*: Label 1 of candidate_labels stands there twice",
+                ),
+                (
+                    "candidate_labels = 'b', hypothesis_template = 'so'",
+                    "hypothesis_template = 'so': .* {} exactly once",
+                ),
+                ("candidate_labels = 'b', hypothesis_template = 1", "hypothesis_template = 1: must be a text"),
+                ("candidate_labels = 'b', multi_label = 1", "multi_label = 1: must be true or false"),
+                ("multi_label = true", "multi_label = True: is for candidate_labels, which are missing"),
+                ("hypothesis_template = '{}'", "hypothesis_template = '{}': is for candidate_labels"),
+                (
+                    "candidate_labels = 'b', from = ['item', 'request.labels']",
+                    "candidate_labels = 'b': from has labels",
+                ),
+                ("from = ['item', 'request.labels'], hypothesis_template = 'so'", "hypothesis_template = 'so': "),
+            )
+        ),
+        (
+            "stage = [{name = 'a', model = 'm', max_active_dims = 3}]",
+            r'is for sparse vectors; write outputs = \["sparse"\]',
+        ),
+        (
+            "stage = [{name = 'a', model = 'm', outputs = 'sparse', max_active_dims = 0}]",
+            "max_active_dims = 0: must be a whole number of at least 1",
+        ),
         ("stage = [{name = 'a', model = 'm', from = []}]", r"from = \[\]: must be a text or a list of texts"),
     ],
 )

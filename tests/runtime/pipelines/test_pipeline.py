@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from staged_pool import (
+    ConfigError,
     DeadlineExceeded,
     Engine,
     EngineConfig,
@@ -30,7 +32,8 @@ from staged_pool import (
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.tasks.score import max_sim
 from staged_pool.runtime.threads.device import DeviceThreads
-from tests.support.cards import EMBEDDER
+from tests.runtime.test_zero_shot import NLI
+from tests.support.cards import CLASSIFIER, EMBEDDER
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -136,6 +139,60 @@ async def test_references_find_the_request_the_item_and_fields_of_earlier_stages
         await pipeline.submit(["one"])
     assert failure.value.param == "query"
     assert is_idle(pipeline)
+
+
+async def test_a_stage_chooses_among_its_labels_or_those_of_the_request() -> None:
+    labels, texts = ["c", "acca", "e"], ["cc", "d", "ac"]
+    how: dict[str, Any] = {"hypothesis_template": "={}", "multi_label": True}
+    async with engines_on(LetterModel(card=NLI)) as (engine,):
+        nli: dict[str, Any] = {"engine": engine, "task": "classify"}
+        plain = PipelineStage("plain", **nli, source="item")
+        own = PipelineStage("own", **nli, source="item", candidate_labels=labels)
+        asked = PipelineStage("asked", **nli, source=["item", "request.labels"], **how)
+        pipeline = Pipeline([plain, own, asked], output={name: name for name in ("plain", "own", "asked")})
+        result = await pipeline.submit({"data": texts, "labels": ", ".join(labels[:2])})
+        wanted = {
+            "plain": await engine.classify(texts),
+            "own": await engine.classify(texts, candidate_labels=labels),
+            "asked": await engine.classify(texts, candidate_labels=labels[:2], **how),
+        }
+        assert pipeline.fields == ["labels"]
+        for name, found in wanted.items():
+            for item, scores, best in zip(result.items, found.scores, found.best, strict=True):
+                value = item.value[name]
+                assert tuple(value.scores) == found.labels
+                assert [*value.scores.values()] == pytest.approx(scores.tolist())
+                assert (value.label, value.score) == (found.labels[best], pytest.approx(scores[best]))
+        assert result.usage.prompt_tokens == sum(found.usage.prompt_tokens for found in wanted.values())
+        for wrong, message in (
+            (None, "The labels are null"),
+            (3, "candidate_labels must be texts"),
+            (["a", ""], "Label 1 of candidate_labels is empty"),
+        ):
+            with pytest.raises(InvalidInput, match=f"Item 0, stage asked: {message}"):
+                await pipeline.submit({"data": texts[:1], "labels": wrong})
+        with pytest.raises(InvalidInput, match="needs the field `labels`"):
+            await pipeline.submit(texts)
+        with pytest.raises(ConfigError, match=r"stage asked: from = .* takes one input, and candidate labels"):
+            Pipeline([PipelineStage("asked", **nli, source=["item", "request.labels", "item"])])
+    assert is_idle(pipeline)
+
+
+async def test_labels_and_limits_must_fit_the_model() -> None:
+    few = replace(EMBEDDER, max_active_dims=2)
+    async with engines_on(LetterModel(card=CLASSIFIER), LetterModel(card=few)) as (classifier, embedder):
+        labelled: dict[str, Any] = {"engine": classifier, "task": "classify"}
+        with pytest.raises(ConfigError, match="stage a: candidate_labels: the model `letters` cannot choose among"):
+            Pipeline([PipelineStage("a", **labelled, candidate_labels=["b"])])
+        with pytest.raises(ConfigError, match="stage a: from: the model `letters` cannot choose among"):
+            Pipeline([PipelineStage("a", **labelled, source=["item", "request.labels"])])
+        sparse: dict[str, Any] = {"engine": embedder, "outputs": ["sparse"]}
+        with pytest.raises(ConfigError, match="max_active_dims = 3: the folder of the model `letters` keeps 2 weights"):
+            Pipeline([PipelineStage("a", **sparse, max_active_dims=3)])
+        result = await Pipeline([PipelineStage("a", **sparse, max_active_dims=1)]).submit("aab")
+        (whole,) = (await embedder.embed("aab", outputs="sparse")).sparse or ()
+    assert len(whole.values) > 1
+    assert result.values[0].sparse.values.tolist() == [whole.values.max()]
 
 
 async def test_the_best_items_go_on_and_the_others_vanish_even_if_a_request_is_larger_than_the_window() -> None:
