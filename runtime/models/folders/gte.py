@@ -75,9 +75,7 @@ def _rope(file: JsonFile, kind: str) -> Mapping[str, Any]:
     of https://kexue.fm/archives/9706, in `NTKScalingRotaryEmbedding` of the published code. transformers calls the
     division of all frequencies "linear".
     """
-    theta = file.content.get("rope_theta") or _THETA[kind]
-    if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
-        raise ConfigError(f"config.json: rope_theta={theta!r} must be a number above 0")
+    theta = file.number("rope_theta", _THETA[kind])
     scaling = JsonFile("config.json: rope_scaling", file.get("rope_scaling", dict, {}))
     if not scaling.content:
         return {"rope_type": "default", "rope_theta": theta}

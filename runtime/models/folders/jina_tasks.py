@@ -66,9 +66,8 @@ def with_task_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"config.json: load_trained_adapters must be true for {_V3_CLASS}: the weights have adapters"
             )
         for field in ("lora_alpha", "lora_rank", "rotary_emb_base"):
-            value = config.get(field)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                raise ConfigError(f"config.json: {field}={value!r} must be a number above 0")
+            if file.number(field, None) is None:
+                raise ConfigError(f"config.json: {field} is missing")
         kept = {field: value for field, value in config.items() if field not in _OWN_FIELDS}
         return kept | {
             "model_type": V3,

@@ -72,7 +72,7 @@ def with_nomic_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         "type_vocab_size": file.get("type_vocab_size", int, 2),
         "vocab_size": _rows(file),
     }
-    theta = float(file.get("rotary_emb_base", int | float, 10_000))  # type: ignore[arg-type]
+    theta = file.number("rotary_emb_base", 10_000.0)
     biases = {field: file.get(field, bool, True) for field in _BIASES}
     if activation == "swiglu" and not experts and not any(biases.values()):
         architecture = "NomicBertModel" if name == "NomicBertForPreTraining" else name

@@ -53,11 +53,9 @@ def with_flash_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"config.json: position_embedding_type={positions!r} is not supported for {_CONFIG}, only absolute and "
             "rotary"
         )
-    theta = config.get("rotary_emb_base", 10_000.0)
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise ConfigError(f"config.json: rotary_emb_base={theta!r} must be a number above 0")
+    theta = file.number("rotary_emb_base", 10_000.0)
     return kept | {
         "model_type": V3,
         "architectures": [name.replace("XLMRoberta", "JinaEmbeddingsV3")],
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(theta)},
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
     }

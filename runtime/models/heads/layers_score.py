@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.heads.modules import load_layers
+from staged_pool.runtime.models.heads.modules import load_perceptron
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.layers import LayersScoreSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import last_token_pool
-from staged_pool.stages.errors import ConfigError
 
 
 class LayersScoreHead:
@@ -29,11 +28,7 @@ class LayersScoreHead:
     """
 
     def __init__(self, spec: LayersScoreSpec, token_width: int, device: torch.device) -> None:
-        layers = load_layers(spec.layers, token_width)
-        if (width := layers[-1].out_features) != 1:
-            raise ConfigError(f"{spec.layers[-1].weight} gives {width} values; a score is one")
-        between = [module for layer in layers for module in (layer, nn.ReLU())]
-        self._layers = nn.Sequential(*between[:-1]).to(device)
+        self._layers = load_perceptron(spec.layers, token_width, 1).to(device)
         self._offset = spec.offset
 
     def parameters(self) -> int:

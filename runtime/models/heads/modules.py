@@ -106,20 +106,25 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
     return linear.eval()
 
 
-def load_layers(projections: Sequence[Projection], width: int) -> list[nn.Linear]:
-    """Load linear layers, each of which reads what the one before it gives; see `load_projection`.
+def load_perceptron(projections: Sequence[Projection], width: int, out: int) -> nn.Sequential:
+    """Load linear layers with ReLU between them, in float32 on the CPU.
 
     Args:
-        projections: At least one.
+        projections: The layers, at least one.
         width: Values that the first one reads.
+        out: Values that the last one gives.
 
     Raises:
-        ConfigError: The file or the tensors of one are missing, or it takes vectors of another width.
+        ConfigError: The file or the tensors of a layer are missing, or it has other widths.
     """
-    layers: list[nn.Linear] = []
+    layers: list[nn.Module] = []
     for projection in projections:
-        layers.append(load_projection(projection, layers[-1].out_features if layers else width))
-    return layers
+        linear = load_projection(projection, width)
+        width = linear.out_features
+        layers += [linear, nn.ReLU()]
+    if width != out:
+        raise ConfigError(f"{projections[-1].weight} gives {width} values, and not {out}, one for each label")
+    return nn.Sequential(*layers[:-1])
 
 
 def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear:

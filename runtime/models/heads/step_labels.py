@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.heads.modules import load_layers
+from staged_pool.runtime.models.heads.modules import load_perceptron
 from staged_pool.runtime.models.heads.multi_vector import kept_tokens
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.layers import StepLabelsSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
-from staged_pool.stages.errors import ConfigError
 
 
 class StepLabelsHead:
@@ -31,11 +30,7 @@ class StepLabelsHead:
     """
 
     def __init__(self, spec: StepLabelsSpec, token_width: int, labels: int, device: torch.device) -> None:
-        layers = load_layers(spec.layers, token_width)
-        if layers[-1].out_features != labels:
-            raise ConfigError(f"{spec.layers[-1].weight} gives {layers[-1].out_features} logits for {labels} labels")
-        between = [module for layer in layers for module in (layer, nn.ReLU())]
-        self._layers = nn.Sequential(*between[:-1]).to(device)
+        self._layers = load_perceptron(spec.layers, token_width, labels).to(device)
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self._layers.parameters())

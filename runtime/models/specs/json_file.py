@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +68,19 @@ class JsonFile:
         if value is not None and value < 1:
             raise ConfigError(f"{self.name}: {field}={value} must be at least 1")
         return value
+
+    def number(self, field: str, default: D) -> float | D:
+        """Return a finite number above 0, or `default` if the field is absent or null.
+
+        Raises:
+            ConfigError: The value is something else.
+        """
+        value = self.content.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+            raise ConfigError(f"{self.name}: {field}={value!r} must be a number above 0")
+        return float(value)
 
     def size(self, field: str) -> int:
         """Return an integer of at least 1 from a required field.

@@ -21,7 +21,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import no_room_error
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.tokenizing.video_steps import Shown, VideoSteps
+from staged_pool.runtime.models.tokenizing.video_steps import MediaSize, VideoSteps
 from staged_pool.runtime.models.videos.reader import Outline, VideoReader
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.runtime.requests import Chat, Image, ImagePair, Side, TextInput, Video
@@ -31,7 +31,7 @@ from staged_pool.stages.work import Prepared
 
 ReadInput: TypeAlias = Prepared[TokenSequence] | InvalidInput
 T = TypeVar("T")
-S = TypeVar("S", bound=Shown)
+S = TypeVar("S", bound=MediaSize)
 
 
 class MultimodalReader:
@@ -119,11 +119,11 @@ class MultimodalReader:
             return Tokens(ids, strings, [None] * len(ids))
         written = self._tokenizer.write_chat(chat)
         found = self._tokenizer.tokenize(written, add_special_tokens=add_special_tokens)
-        shown = self._each_image(self._in_order(found.ids, chat.images), "messages", self._outline)
-        if (rewrite := self._steps.rewriter(shown)) is not None:
+        sizes = self._each_image(self._in_order(found.ids, chat.images), "messages", self._outline)
+        if (rewrite := self._steps.rewriter(sizes)) is not None:
             found = self._tokenizer.tokenize(rewrite(written), add_special_tokens=add_special_tokens)
-        times = self._times(found.ids, shown)
-        return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
+        counts = self._counts(found.ids, sizes)
+        return Tokens(_repeated(found.ids, counts), _repeated(found.strings, counts), _repeated(found.spans, counts))
 
     def _read(self, given: ModelInput) -> ReadInput:
         try:
@@ -165,7 +165,7 @@ class MultimodalReader:
         images = self._prepared(given, found, "input" if isinstance(given.source, Image) else "messages")
         if (rewrite := self._steps.rewriter(images)) is not None:
             words = tokenizer.shared.ids(rewrite(written))
-        ids = _repeated(words, self._times(words, images))
+        ids = _repeated(words, self._counts(words, images))
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if tokenizer.settings.conversation is not None:
             special = _frame_of(ids, tokenizer.place(prompt))
@@ -185,15 +185,15 @@ class MultimodalReader:
         drafted = self._tokenizer.draft_pair(given, pair)
         self._tokenizer.limits.check_ids(drafted.ids)
         contents = (pair.second, pair.first) if drafted.document_first else (pair.first, pair.second)
-        shown = [part for content in contents for part in content if isinstance(part, Image)]
-        images = self._prepared(given, self._in_order(drafted.ids, shown, param="input"), "input")
+        media = [part for content in contents for part in content if isinstance(part, Image)]
+        images = self._prepared(given, self._in_order(drafted.ids, media, param="input"), "input")
         if (rewrite := self._steps.rewriter(images)) is not None:
             drafted = self._tokenizer.draft_pair(given, pair, rewrite)
-        times = self._times(drafted.ids, images)
-        ids = _repeated(drafted.ids, times)
+        counts = self._counts(drafted.ids, images)
+        ids = _repeated(drafted.ids, counts)
         limit, excess = drafted.limit, len(ids) - (drafted.limit or len(ids))
         if limit is not None and excess > 0:
-            before, end = sum(times[: drafted.first]), sum(times[: drafted.after])
+            before, end = sum(counts[: drafted.first]), sum(counts[: drafted.after])
             if end - before < excess:
                 raise no_room_error(len(ids) - (end - before), limit)
             document = self._cut(ids[before:end], end - before - excess, drafted.side)
@@ -228,13 +228,13 @@ class MultimodalReader:
             next(moving if word == self.layout.video_token else left) for word in words if self._is_image(word)
         )
 
-    def _times(self, words: TokenIds, shown: Sequence[Shown]) -> list[int]:
+    def _counts(self, words: TokenIds, sizes: Sequence[MediaSize]) -> list[int]:
         """Return how often each token is repeated: those of images and videos once for each vector."""
-        counts = iter(self._steps.tokens(shown))
+        counts = iter(self._steps.tokens(sizes))
         return [next(counts) if self._is_image(word) else 1 for word in words]
 
-    def _tokens(self, shown: Shown) -> int:
-        return self.layout.tokens_of(shown.patches)
+    def _tokens(self, size: MediaSize) -> int:
+        return self.layout.tokens_of(size.patches)
 
     def _outline(self, image: Image) -> Outline:
         if isinstance(image, Video):
@@ -329,6 +329,6 @@ def _frame_of(ids: TokenIds, usual: SpecialTokens) -> SpecialTokens:
     return SpecialTokens(ids[:before], list(usual.suffix) if ends else [])
 
 
-def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
+def _repeated(values: Sequence[T], counts: Sequence[int]) -> list[T]:
     """Repeat each value by its own count."""
-    return list(chain.from_iterable(map(repeat, values, times)))
+    return list(chain.from_iterable(map(repeat, values, counts)))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
 
 
-class Shown(Protocol):
+class MediaSize(Protocol):
     """The size of an image or a video."""
 
     @property
@@ -44,16 +44,16 @@ class VideoSteps:
         alone = texts[len(texts) // 2]
         self._clip = re.compile(f"{re.escape(self._step)}|{re.escape(alone)}") if alone else None
 
-    def rewriter(self, shown: Iterable[Shown]) -> Callable[[str], str] | None:
+    def rewriter(self, sizes: Iterable[MediaSize]) -> Callable[[str], str] | None:
         """Return a function that puts steps in the places of videos.
 
         Args:
-            shown: Images and videos in the order of their tokens.
+            sizes: Those of images and videos, in the order of their tokens.
 
         Returns:
             A function of one text, or of parts of it in order. None: no video has steps with times.
         """
-        times = [each.times_s for each in shown if each.times_s is not None]
+        times = [each.times_s for each in sizes if each.times_s is not None]
         if not times or self._clip is None:
             return None
         left, pattern = iter(times), self._clip
@@ -63,10 +63,10 @@ class VideoSteps:
 
         return lambda text: pattern.sub(steps, text)
 
-    def tokens(self, shown: Sequence[Shown]) -> list[int]:
+    def tokens(self, sizes: Sequence[MediaSize]) -> list[int]:
         """Return the number of tokens in each place: of an image, a video, or a step with a time."""
         found: list[int] = []
-        for each in shown:
+        for each in sizes:
             tokens, steps = self._layout.tokens_of(each.patches), len(each.times_s or (0,))
             found += [tokens // steps] * steps
         return found

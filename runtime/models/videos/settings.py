@@ -88,7 +88,7 @@ def read_video_settings(folder: Path, images: ImageSettings, rule: VideoRule = "
         merge_size=merge,
         step=step,
         num_frames=file.positive("num_frames"),
-        fps=_fps(file),
+        fps=file.number("fps", _USUAL_FPS),
         min_frames=file.positive("min_frames") or 4,
         max_frames=file.positive("max_frames") or 768,
         max_video_tokens=(file.positive("max_video_tokens") or _USUAL_CAP[rule]) if capped else None,
@@ -137,12 +137,3 @@ def _range(file: JsonFile, block: int, rule: VideoRule) -> PixelRange:
         return PixelRange(block, least, most)
     least, most = file.positive("min_pixels") or least, file.positive("max_pixels") or most
     return PixelRange(block, least, most)
-
-
-def _fps(file: JsonFile) -> float:
-    value = file.content.get("fps")
-    if value is None:
-        return _USUAL_FPS
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{file.name}: fps={value!r} must be a number above 0")
-    return float(value)

@@ -210,7 +210,7 @@ def test_over_http(folder: Path, client_of: ClientOf) -> None:
     ("changes", "said"),
     [
         ({"model_type": "llama"}, "is supported with model_type='qwen2', not 'llama'"),
-        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "score.2.weight gives 2 logits for 3 labels"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "score.2.weight gives 2 values, and not 3, one for each label"),
     ],
 )
 def test_other_folders_are_rejected(changes: dict[str, Any], said: str, folder: Path, tmp_path: Path) -> None:

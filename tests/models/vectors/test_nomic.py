@@ -154,6 +154,7 @@ def test_probabilities_of_experts_are_not_made_to_sum_to_one(folders: dict[str, 
     [
         ({"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights=True is not supported"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not supported"),
+        ({"rotary_emb_base": 0}, "rotary_emb_base=0 must be a number above 0"),
         ({"rotary_scaling_factor": 2}, "rotary_scaling_factor=2 is not supported for 'gelu', only None"),
         ({"num_shared_experts": 1}, "num_shared_experts=1 is not supported"),
         ({"activation_function": "swiglu"}, "activation_function='swiglu' is not supported for NomicBertModel"),
