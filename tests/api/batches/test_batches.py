@@ -21,6 +21,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.scheduling.entries import Priority
 from tests.api.batches.asking import Asking, request, requests
+from tests.runtime.test_zero_shot import NLI
 from tests.servers.engines import engine_on
 from tests.servers.on_socket import Served, server_on, serving
 from tests.support.cards import EMBEDDER
@@ -67,6 +68,28 @@ async def test_a_batch_is_answered_as_the_route_answers(tmp_path: Path) -> None:
             assert (line["response"]["status_code"], line["error"]) == (200, None)
         output = await client.get(f"/v1/files/{batch['output_file_id']}")
         assert (output["purpose"], output["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
+
+
+async def test_lines_choose_among_labels_of_their_own(tmp_path: Path) -> None:
+    labels = {"candidate_labels": ["c", "acca"], "multi_label": True}
+    bodies: dict[str, list[dict[str, Any]]] = {
+        "/classify": [{"input": ["cc", "d"], **labels}, {"input": "cc", "candidate_labels": []}],
+        "/predict": [
+            {"inputs": ["cc", "d"], "parameters": labels},
+            {"inputs": "cc", "parameters": {"candidate_labels": []}},
+        ],
+    }
+    async with asking(tmp_path, LetterModel(NLI)) as (_, client):
+        for url, (good, bad) in bodies.items():
+            lines = [request("good", good, url=url), request("bad", bad, url=url)]
+            batch = await client.ended((await client.create(b"\n".join(lines), endpoint=url))["id"])
+            assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+            (line,) = await client.content(batch["output_file_id"])
+            sent, found = await client.post(url, good), line["response"]["body"]
+            assert (found, len(found)) == (sent, 2) if url == "/predict" else found["data"] == sent["data"]
+            (line,) = await client.content(batch["error_file_id"])
+            assert line["response"]["status_code"] == (await client.send("POST", url, json=bad)).status_code
+            assert ("candidate_labels" in str(line["response"]["body"])) is True
 
 
 async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:

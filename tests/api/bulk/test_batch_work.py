@@ -16,6 +16,7 @@ from staged_pool.api.bulk.batch_lines import BatchAnswers, BatchLine
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import EngineStopped
+from tests.runtime.test_zero_shot import NLI
 from tests.servers.in_memory import InMemory, serving_in_memory
 from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER
 from tests.support.gates import Gate
@@ -66,6 +67,12 @@ REQUESTS: Sequence[tuple[ModelCard, str, object]] = [
     (EMBEDDER, "/pooling", {"input": "one", "task": "token_embed"}),
     (CLASSIFIER, "/classify", {"input": ["abc", "b"]}),
     (CLASSIFIER, "/predict", {"inputs": "abc"}),
+    (NLI, "/classify", {"input": ["cc", "d"], "candidate_labels": ["c", "acca"], "multi_label": True}),
+    (NLI, "/classify", {"input": ["cc", "d"], "candidate_labels": ["c", "c"]}),
+    (NLI, "/predict", {"inputs": ["cc", "d"], "parameters": {"candidate_labels": ["c", "acca"]}}),
+    (CLASSIFIER, "/classify", {"input": "cc", "candidate_labels": ["c", "acca"]}),
+    (EMBEDDER, "/pooling", {"input": "aab", "task": "sparse", "max_active_dims": 1}),
+    (EMBEDDER, "/pooling", {"input": "aab", "task": "token_embed", "return_offsets": True}),
     (CROSS_ENCODER, "/v1/score", {"text_1": "one", "text_2": ["two", "three"]}),
     (CROSS_ENCODER, "/score", {"text_1": "one", "text_2": "two"}),
     (CROSS_ENCODER, "/v1/rerank", {"query": "one", "documents": ["two", "three"], "top_n": 1}),
@@ -110,6 +117,15 @@ async def test_a_batch_reaches_the_model_that_each_line_names() -> None:
     assert vectors["response"]["body"]["model"] == "letters"
     assert ranking["response"]["body"]["model"] == "ranker"
     assert wrong["response"]["status_code"] == 501
+
+
+async def test_of_several_classifiers_the_one_that_can_chooses_among_labels() -> None:
+    async with working(CLASSIFIER, replace(NLI, name="nli")) as (_, work):
+        plain = await answer(work, "/classify", {"input": "cc", "candidate_labels": ["c", "acca"]})
+        hub = await answer(work, "/predict", {"inputs": "cc", "parameters": {"candidate_labels": ["c", "acca"]}})
+    body = plain["response"]["body"]
+    assert (body["model"], body["labels"], body["data"][0]["label"]) == ("nli", ["c", "acca"], "acca")
+    assert [each["label"] for each in hub["response"]["body"]] == ["acca", "c"]
 
 
 async def test_an_answer_that_is_not_json_is_an_error_of_the_line() -> None:
