@@ -19,6 +19,12 @@ MAX_SALT_CHARACTERS: Final = 1024
 HYPOTHESIS: Final = "This example is {}."
 """Usual `ClassifyRequest.hypothesis_template`, as in the zero-shot classification pipeline of transformers."""
 
+MAX_LABEL_CHARACTERS: Final = 1024
+"""Most characters of one of `ClassifyRequest.candidate_labels`, and of the template around it.
+
+Each pair has a copy of both, and each text of an answer has a copy of a label.
+"""
+
 Side: TypeAlias = Literal["left", "right"]
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 

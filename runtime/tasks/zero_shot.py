@@ -11,7 +11,7 @@ from functools import partial
 from string import Formatter
 
 from staged_pool.runtime.model import ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, Output, PairInput, TextInput
+from staged_pool.runtime.requests import MAX_LABEL_CHARACTERS, ClassifyRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated, label_logits
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
@@ -87,6 +87,9 @@ def _check_labels(labels: Sequence[str]) -> None:
     for place, label in enumerate(labels):
         if not label.strip():
             raise InvalidInput(f"Label {place} of $candidate_labels is empty.", param="candidate_labels")
+        if len(label) > MAX_LABEL_CHARACTERS:
+            message = f"Label {place} of $candidate_labels has more than {MAX_LABEL_CHARACTERS} characters."
+            raise InvalidInput(message, param="candidate_labels")
         if label in seen:
             message = f"Label {place} of $candidate_labels stands there twice: each must be given once."
             raise InvalidInput(message, param="candidate_labels")
@@ -102,8 +105,11 @@ def _sides(template: str) -> tuple[str, str]:
     """Return the text before the label, and behind it. Double braces are single ones, as in `str.format`.
 
     Raises:
-        InvalidInput: There is not exactly one place for the label.
+        InvalidInput: There is not exactly one place for the label, or the template is too long.
     """
+    if len(template) > MAX_LABEL_CHARACTERS:
+        message = f"$hypothesis_template has more than {MAX_LABEL_CHARACTERS} characters."
+        raise InvalidInput(message, param="hypothesis_template")
     before, after, places = "", "", 0
     try:
         template.encode()

@@ -96,7 +96,7 @@ def test_of_several_classifiers_the_one_that_can_is_asked(client_of: ClientOf) -
         ({"candidate_labels": ["a", 1]}, "candidate_labels", "candidate_labels[1]: Expected `str`"),
         ({"candidate_labels": None, "multi_label": True}, "multi_label", "multi_label is for candidate_labels"),
         (
-            {"candidate_labels": [LONG], "truncate_prompt_tokens": -1},
+            {"candidate_labels": [LONG[:1000]], "truncate_prompt_tokens": -1},
             "candidate_labels",
             "One of candidate_labels has at least",
         ),
@@ -120,6 +120,12 @@ def test_errors_are_in_the_words_of_the_dialect(client_of: ClientOf) -> None:
     for given, said in wrong:
         error = rejection(client, "/predict", 422, inputs="a", parameters=given)
         assert error["error"].startswith(said)
+    for path in ("/predict", "/", "/invocations"):
+        error = rejection(client, path, 422, inputs="a", candidate_labels=LABELS)
+        assert error["error"].startswith("candidate_labels: expected in `parameters`")
+    for field, value in (("multi_label", True), ("hypothesis_template", "{}")):
+        error = rejection(client, "/predict", 422, inputs="a", parameters={field: value})
+        assert error["error"] == f"parameters.{field} is for parameters.candidate_labels, which are missing."
     parameters = {"candidate_labels": LABELS}
     error = rejection(client, "/predict", 422, inputs=["a", ["b"]], parameters=parameters)
     assert error["error"] == "inputs[1]: expected a text, which is read with each label"

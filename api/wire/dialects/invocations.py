@@ -54,7 +54,7 @@ def candidates(body: Body) -> tuple[str, ...]:
         is_comparison = json_decode.shape(fields["inputs"]) == (0, b"{")
         found += (
             ["/predict"]
-            if has_parameters(fields)
+            if has_parameters(fields) or "candidate_labels" in names
             else ["/similarity"]
             if is_comparison
             else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
@@ -86,7 +86,7 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
         return "/rerank"
     if "inputs" not in fields:
         raise InvalidInput("The body has neither `inputs`, nor `query` and `texts`", param="inputs")
-    if has_parameters(fields):
+    if has_parameters(fields) or "candidate_labels" in fields:
         return "/predict"
     if json_decode.shape(fields["inputs"]) == (0, b"{"):
         return "/similarity"

@@ -75,6 +75,8 @@ class PredictBody(TruncationFields, kw_only=True):
     raw_scores: bool | None = None
     parameters: ZeroShotParameters | None = None
     """Parameters of the Hugging Face inference API."""
+    candidate_labels: str | list[str] | None = None
+    """Rejected: here labels of the caller belong in `parameters`."""
 
 
 class Comparison(msgspec.Struct):
@@ -170,14 +172,26 @@ def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[C
     if not given:
         raise _empty("inputs")
     parameters = fields.parameters or ZeroShotParameters()
+    if fields.candidate_labels is not None:
+        raise field_error("candidate_labels", 'expected in `parameters`: {"parameters": {"candidate_labels": [...]}}')
     if parameters.candidate_labels is not None:
         return _read_zero_shot(fields, parameters, auto_truncate)
     lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
     single = isinstance(given, str) or isinstance(given[0], str)
     places = InputPaths("inputs", several=not single)
     inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
-    request = ClassifyRequest(inputs=inputs, words=_words(places), activate=not fields.raw_scores)
+    request = ClassifyRequest(
+        inputs=inputs,
+        words=_predict_words(places),
+        activate=not fields.raw_scores,
+        **label_settings(None, parameters.hypothesis_template, parameters.multi_label),
+    )
     return request, partial(encode_predict, single=single)
+
+
+def _predict_words(places: InputPaths) -> Words:
+    names = {name: f"parameters.{name}" for name in ZeroShotParameters.__struct_fields__}
+    return Words({"input": "inputs", "max_tokens": "truncate", **names}, places)
 
 
 def _read_zero_shot(
@@ -192,10 +206,9 @@ def _read_zero_shot(
         if not isinstance(text, str):
             raise field_error(places("inputs", index), "expected a text, which is read with each label", index)
         texts.append(fields.text(text, auto_truncate))
-    names = {name: f"parameters.{name}" for name in ZeroShotParameters.__struct_fields__}
     request = ClassifyRequest(
         inputs=tuple(texts),
-        words=Words({"input": "inputs", "max_tokens": "truncate", **names}, places),
+        words=_predict_words(places),
         activate=not fields.raw_scores,
         **label_settings(parameters.candidate_labels, parameters.hypothesis_template, parameters.multi_label),
     )

@@ -110,6 +110,8 @@ class PairReader:
         tokens = len(first) + len(second) + len(self._special)
         try:
             if limit is None:
+                if entry.pair.cuts_first_only and tokens > self._limits.max_tokens:  # shorter texts may not help
+                    first_only(len(second), max(self._limits.max_tokens - len(self._special), 0))
                 self._limits.check_length(tokens)
             elif tokens > limit:
                 room = max(limit - len(self._special), 0)

@@ -203,11 +203,15 @@ def test_only_the_text_is_cut(side: Side, folder_of: FolderOf, load: Callable[..
 
 
 def test_a_label_that_leaves_no_room_is_an_error(load: Callable[..., Encoder]) -> None:
-    with pytest.raises(InvalidInput, match=r"One of candidate_labels has at least 117 tokens.*room for 92") as caught:
-        run(load("roberta-mnli"), request(["a"], ["food", "function call with arguments " * 40]))
+    with pytest.raises(InvalidInput, match=r"One of candidate_labels has at least 1.. tokens.*room for 92") as caught:
+        run(load("roberta-mnli"), request(["a"], ["food", "function call with arguments " * 35]))
     assert (caught.value.param, caught.value.index) == ("candidate_labels", None)
     with pytest.raises(InvalidInput, match="This model's maximum context length is"):
         run(load("roberta-mnli"), request([TextInput(LONG)]))
+    # No shorter text would help, so the label is to blame here, too.
+    with pytest.raises(InvalidInput, match=r"One of candidate_labels has at least 1.. tokens.*room for 92") as caught:
+        run(load("roberta-mnli"), request([TextInput("a")], ["food", "function call with arguments " * 35]))
+    assert caught.value.param == "candidate_labels"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +220,8 @@ def test_a_label_that_leaves_no_room_is_an_error(load: Callable[..., Encoder]) -
         (request(["a"], []), "candidate_labels has no label", "candidate_labels"),
         (request(["a"], ["b", " "]), "Label 1 of candidate_labels is empty", "candidate_labels"),
         (request(["a"], ["b", "c", "b"]), "Label 2 of candidate_labels stands there twice", "candidate_labels"),
+        (request(["a"], ["b", "c" * 1025]), "Label 1 of candidate_labels has more than 1024", "candidate_labels"),
+        (request(["a"], hypothesis_template="{}" * 513), "more than 1024 characters", "hypothesis_template"),
         (request(["a"], ["\ud800"]), "Label 0 of candidate_labels is not valid Unicode", "candidate_labels"),
         *(
             (request(["a"], hypothesis_template=template), "must have {} exactly once", "hypothesis_template")
