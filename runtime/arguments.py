@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import TypeAlias, TypeGuard
 
@@ -143,7 +143,7 @@ def candidate_labels(given: object) -> tuple[str, ...] | None:
         return None
     if isinstance(given, str):
         return tuple(label.strip() for label in given.split(",") if label.strip())
-    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview):
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview | Mapping):
         labels = tuple(given)
         if all(isinstance(label, str) for label in labels):
             return labels

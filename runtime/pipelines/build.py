@@ -71,6 +71,8 @@ def build_stages(
         inputs = _inputs(stage, built)
         if isinstance(step, MaxSimStep):
             step.embeds = _query_embedder(stage, inputs[1], built, step)
+        if isinstance(step, ClassifyStep):
+            step.labels_are_of_request = len(inputs) > 1 and inputs[1].source == REQUEST
         limit = stage.window or window
         built.append(BuiltStage(stage, inputs, step, Window(stage.name, limit), PipelineStageMeter()))
     if not built:

@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.waiting_engine import WaitingEngine
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.items import Embedding, Labelled
 from staged_pool.runtime.requests import Chat, Image
+from staged_pool.runtime.tasks import zero_shot
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import max_sim
 from staged_pool.stages.errors import InvalidInput, StagedPoolError, StageFailed
@@ -169,15 +171,20 @@ def _multi_vector(value: object, what: str) -> NDArray[np.float32]:
 class ClassifyStep(EngineStep):
     """The task `classify`: the inputs are a content, and candidate labels if a source has them."""
 
+    labels_are_of_request = False
+    """True if a field of the request has the labels: they are checked once, and wrong ones fail the request."""
+
     async def run(self, inputs: Sequence[Any], context: StepContext) -> Labelled:
         """See `Step.run`."""
         content, *given = inputs
-        if given == [None]:  # the engine would choose among the labels of its model
-            message = "The labels are null; expected texts, or one text with commas between the labels."
-            raise InvalidInput(message, param="candidate_labels")
+        labels = self.stage.candidate_labels
+        if given and self.labels_are_of_request:
+            labels = await context.once(self, lambda: self._of_request(given[0]))
+        elif given:
+            labels = self._checked(given[0])
         result = await self.engine.classify(
             [content],
-            candidate_labels=given[0] if given else self.stage.candidate_labels,
+            candidate_labels=labels,
             hypothesis_template=self.stage.hypothesis_template,
             multi_label=self.stage.multi_label,
             max_tokens=self.stage.max_tokens,
@@ -189,6 +196,20 @@ class ClassifyStep(EngineStep):
         best = int(result.best[0])
         scores = dict(zip(result.labels, map(float, result.scores[0]), strict=True))
         return Labelled(label=result.labels[best], score=float(result.scores[0, best]), scores=scores)
+
+    async def _of_request(self, given: object) -> Sequence[str]:
+        try:
+            return self._checked(given)
+        except InvalidInput as error:
+            raise error.with_prefix(f"Stage {self.stage.name}: ") from None
+
+    def _checked(self, given: object) -> Sequence[str]:
+        labels = arguments.candidate_labels(given)
+        if labels is None:  # the engine would choose among the labels of its model
+            message = "The labels are null; expected texts, or one text with commas between the labels."
+            raise InvalidInput(message, param="candidate_labels")
+        zero_shot.check(labels, self.stage.hypothesis_template)
+        return labels
 
 
 class PluginStep(EngineStep):

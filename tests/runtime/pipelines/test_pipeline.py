@@ -167,15 +167,37 @@ async def test_a_stage_chooses_among_its_labels_or_those_of_the_request() -> Non
         for wrong, message in (
             (None, "The labels are null"),
             (3, "candidate_labels must be texts"),
+            ({"a": 1}, "candidate_labels must be texts"),
             (["a", ""], "Label 1 of candidate_labels is empty"),
         ):
-            with pytest.raises(InvalidInput, match=f"Item 0, stage asked: {message}"):
-                await pipeline.submit({"data": texts[:1], "labels": wrong})
+            with pytest.raises(InvalidInput, match=f"^Stage asked: {message}") as failure:
+                await pipeline.submit({"data": texts, "labels": wrong})
+            assert (failure.value.param, failure.value.index) == ("candidate_labels", None)
         with pytest.raises(InvalidInput, match="needs the field `labels`"):
             await pipeline.submit(texts)
         with pytest.raises(ConfigError, match=r"stage asked: from = .* takes one input, and candidate labels"):
             Pipeline([PipelineStage("asked", **nli, source=["item", "request.labels", "item"])])
     assert is_idle(pipeline)
+
+
+async def test_wrong_labels_of_an_item_fail_alone_and_those_of_the_request_fail_it() -> None:
+    async with engines_on(LetterModel(card=NLI)) as (engine,):
+        nli: dict[str, Any] = {"engine": engine, "task": "classify", "on_error": "skip"}
+        own = Pipeline([PipelineStage("own", **nli, source=["item.text", "item.labels"])])
+        items = [{"text": "cc", "labels": labels} for labels in (["c", "d"], None, ["d", "d"], "d, c")]
+        result = await own.submit(items)
+        assert [item.value.label for item in result.items] == ["c", "c"]
+        assert {error.index: str(error.error) for error in result.errors} == {
+            1: "Item 1, stage own: The labels are null; expected texts, or one text with commas between the labels.",
+            2: "Item 2, stage own: Label 1 of candidate_labels stands there twice: each must be given once.",
+        }
+        asked = Pipeline([PipelineStage("asked", **nli, source=["item", "request.labels"])])
+        with pytest.raises(InvalidInput, match=r"^Stage asked: candidate_labels has no label"):
+            await asked.submit({"data": ["a", "b"], "labels": []})
+        result = await asked.submit({"data": ["cc", "d"], "labels": iter(["c", "d"])})
+        assert [item.value.label for item in result.items] == ["c", "c"]
+    assert is_idle(own)
+    assert is_idle(asked)
 
 
 async def test_labels_and_limits_must_fit_the_model() -> None:
