@@ -18,7 +18,7 @@ from staged_pool.api.batches.folder import Folder
 from staged_pool.api.bulk.files import write_all
 from staged_pool.api.limits.uploads import FILE_BYTES
 from staged_pool.api.status import HttpError
-from staged_pool.api.wire.forms import boundary_of
+from staged_pool.api.wire.forms import boundary_of, form_text, not_a_form
 from staged_pool.runtime.memory.budget import Holding
 from staged_pool.stages.errors import InvalidInput, shortened
 
@@ -116,7 +116,7 @@ class _Form:
         try:
             self._parser.write(bytes(data))
         except FormParserError:
-            raise _not_a_form("a part or its headers are malformed or too long") from None
+            raise not_a_form("a part or its headers are malformed or too long") from None
         write_all(self._file, memoryview(self._content))  # at once: the parser may find thousands of pieces
         self._content = bytearray()
 
@@ -124,7 +124,7 @@ class _Form:
         """Parse the last bytes, and sync the file."""
         self.feed(data)
         if not self._ended:
-            raise _not_a_form("it ends before its last boundary")
+            raise not_a_form("it ends before its last boundary")
         if not self._has_file:
             raise InvalidInput("file: this part is required, with a file name", param="file")
         os.fsync(self._file.fileno())
@@ -162,8 +162,8 @@ class _Form:
     def _begin_content(self) -> None:
         kind, options = parse_options_header(self._disposition)
         if kind.lower() != b"form-data" or b"name" not in options:
-            raise _not_a_form("a part has no name")
-        self._name = _text(options[b"name"], "the name of a part")
+            raise not_a_form("a part has no name")
+        self._name = form_text(options[b"name"], "the name of a part")
         if b"filename" not in options:
             return
         if self._name != "file" or self._has_file:
@@ -171,7 +171,7 @@ class _Form:
         self._in_file = self._has_file = True
         if len(options[b"filename"]) > _NAME_BYTES:
             raise InvalidInput(f"file: its name is longer than {_NAME_BYTES} bytes", param="file")
-        self.filename = _text(options[b"filename"], "the name of the file")
+        self.filename = form_text(options[b"filename"], "the name of the file")
 
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         if not self._in_file:
@@ -192,18 +192,7 @@ class _Form:
             return
         if self._name in self.fields:
             raise InvalidInput(f"{shortened(self._name)}: this field is in the form twice")
-        self.fields[self._name] = _text(self._field, self._name)
+        self.fields[self._name] = form_text(self._field, self._name)
 
     def _end(self) -> None:
         self._ended = True
-
-
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{shortened(where)}: expected UTF-8", param=shortened(where)) from None
-
-
-def _not_a_form(why: str) -> InvalidInput:
-    return InvalidInput(f"The body is not valid multipart/form-data: {why}")

@@ -59,9 +59,9 @@ def read_form(body: bytes | bytearray, boundary: bytes, limits: BodyLimits = UNL
         for first in range(0, len(view), SLICE):
             parser.write(bytes(view[first : first + SLICE]))
     except FormParserError:
-        raise _not_a_form("a part or its headers are malformed or too long") from None
+        raise not_a_form("a part or its headers are malformed or too long") from None
     if not parts.ended:
-        raise _not_a_form("it ends before its last boundary")
+        raise not_a_form("it ends before its last boundary")
     for part in parts.found:
         check_bounds(b"".join(part.data), limits)
     return _as_json(parts.found)
@@ -124,8 +124,8 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
     for part in parts:
         kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
         if kind.lower() != b"form-data" or b"name" not in options:
-            raise _not_a_form("a part has no name")
-        name = _text(options[b"name"], "the name of a part")
+            raise not_a_form("a part has no name")
+        name = form_text(options[b"name"], "the name of a part")
         data = b"".join(part.data)  # releases the GIL if it is large
         is_file = b"filename" in options
         if is_file and name in _INPUTS:
@@ -137,12 +137,12 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
             media = "video" if name in _VIDEOS else "image"
             inputs.append({media: data.decode() if _is_text(data) else marked.add(data)})
         elif name == "input":
-            value = _input(_text(data, name))
+            value = _input(form_text(data, name))
             inputs += value if isinstance(value, list) else [value]
         elif name in fields:
             raise InvalidInput(f"{shortened(name)}: this field is in the form twice", param=shortened(name))
         else:
-            fields[name] = _value(_text(data, name))
+            fields[name] = _value(form_text(data, name))
     if inputs:
         fields["input"] = inputs
     marked.json = msgspec.json.encode(fields)
@@ -167,7 +167,16 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _text(data: bytes, where: str) -> str:
+def form_text(data: bytes, where: str) -> str:
+    """Decode a field of a form.
+
+    Args:
+        data: Its bytes.
+        where: Its name.
+
+    Raises:
+        InvalidInput: It is not UTF-8.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -186,5 +195,6 @@ def _value(text: str) -> object:
         return text
 
 
-def _not_a_form(why: str) -> InvalidInput:
+def not_a_form(why: str) -> InvalidInput:
+    """Return the error of a body that is no form."""
     return InvalidInput(f"The body is not valid multipart/form-data: {why}")

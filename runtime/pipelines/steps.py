@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -15,6 +13,7 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.waiting_engine import WaitingEngine
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.items import Embedding, Labelled
+from staged_pool.runtime.plugins.hooks import is_async
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.runtime.tasks import zero_shot
 from staged_pool.runtime.tasks.embed import normalized
@@ -261,10 +260,3 @@ class FunctionStep(Step):
             kind = type(error).__name__
             raise StageFailed(f"The function of the stage failed: {kind}.", stage=self._name) from error
         return VANISHED if value is None else value
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return True if the result of a function, partial function or callable object is awaited."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  # of a callable object

@@ -53,7 +53,7 @@ def hooks_of(plugin: PluginLike, name: str, place: Isolation = "thread") -> Mapp
         raise ConfigError(f"plugin {name!r}: isolation={isolation!r}; expected 'thread' or 'process'")
     if "preprocess" not in (found := {each for each in (*HOOKS, "cancelled") if overrides(plugin, each)}):
         raise ConfigError(f"plugin {name!r}: {type(plugin).__name__} has no hook `preprocess`, which it needs")
-    if overrides(plugin, "forward") and _is_async(plugin.forward):  # type: ignore[attr-defined]
+    if overrides(plugin, "forward") and is_async(plugin.forward):  # type: ignore[attr-defined]
         raise ConfigError(f"plugin {name!r}: `forward` runs in a device thread: make it a plain function")
     return {each: _hook(plugin, name, each, isolation) for each in (*HOOKS, "cancelled") if each in found}
 
@@ -71,11 +71,11 @@ def _hook(plugin: PluginLike, plugin_name: str, name: Any, isolation: Kind) -> H
     if not takes_context and not (values and takes(function, values)):
         expected = "context" if name == "cancelled" else "value, context"
         raise ConfigError(f"plugin {plugin_name!r}: the hook `{name}` takes other arguments than ({expected})")
-    kind: Kind = "awaited" if _is_async(function) else "thread" if name == "cancelled" else isolation
+    kind: Kind = "awaited" if is_async(function) else "thread" if name == "cancelled" else isolation
     return Hook(name, kind, function, takes_context)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
     """Return True for a coroutine function, also behind `functools.partial` or in an object's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func

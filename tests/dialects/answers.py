@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import numpy as np
 
 
 def answer(client: httpx.Client, path: str, **body: Any) -> Any:
@@ -20,3 +21,9 @@ def rejection(client: httpx.Client, path: str, status: int, **body: Any) -> Any:
     assert response.status_code == status, response.text
     assert not any(leak in response.text for leak in ("Traceback", "/tmp", ".py", "0x"))
     return response.json()
+
+
+def openai_vectors(client: httpx.Client, texts: Any, **fields: Any) -> Any:
+    """Return what OpenAI's route answers: [texts, width], float32."""
+    got = answer(client, "/v1/embeddings", input=texts, **fields)
+    return np.array([row["embedding"] for row in got["data"]], np.float32)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.dialects.answers import answer, rejection
+from tests.dialects.answers import answer, openai_vectors, rejection
 from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
@@ -19,20 +18,17 @@ LONG = "the statement yields a module " * 60
 END = "what is the name of an operator, or of a number? " * 8
 
 
-def vectors(client: Any, texts: Any, **fields: Any) -> Any:
-    got = answer(client, "/v1/embeddings", input=texts, **fields)
-    return np.array([row["embedding"] for row in got["data"]], np.float32)
-
-
 @pytest.mark.parametrize(("input_type", "prompt"), [("query", "query"), ("passage", "document")])
 def test_langchains_request_is_answered_whether_or_not_the_model_has_prompts(
     input_type: str, prompt: str, client_of: ClientOf
 ) -> None:
     asked = {"encoding_format": "float", "input_type": input_type, "truncate": "NONE"}
     client = client_of(EMBEDDER)
-    assert_allclose(vectors(client, TEXTS, model=EMBEDDER, **asked), vectors(client, TEXTS), atol=1e-6)
+    assert_allclose(openai_vectors(client, TEXTS, model=EMBEDDER, **asked), openai_vectors(client, TEXTS), atol=1e-6)
     client = client_of(PROMPTED)
-    assert_allclose(vectors(client, TEXTS, model=PROMPTED, **asked), vectors(client, TEXTS, prompt_name=prompt))
+    assert_allclose(
+        openai_vectors(client, TEXTS, model=PROMPTED, **asked), openai_vectors(client, TEXTS, prompt_name=prompt)
+    )
 
 
 def test_an_unknown_purpose_is_rejected_where_there_are_prompts(client_of: ClientOf) -> None:
@@ -41,17 +37,17 @@ def test_an_unknown_purpose_is_rejected_where_there_are_prompts(client_of: Clien
     assert "Supported values: query, document, clustering" in said["message"]
     assert "passage" in said["message"]
     client = client_of(EMBEDDER)
-    assert_array_equal(vectors(client, "a", input_type="querry"), vectors(client, "a"))
+    assert_array_equal(openai_vectors(client, "a", input_type="querry"), openai_vectors(client, "a"))
 
 
 def test_truncate_names_the_end_that_is_cut(client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
     text = LONG + END
-    end, start = (vectors(client, [text], truncate=side) for side in ("END", "START"))
-    assert_allclose(end, vectors(client, [text], truncate_prompt_tokens=-1), atol=1e-6)
-    assert_allclose(start, vectors(client, [text], truncate_prompt_tokens=-1, truncation_side="left"), atol=1e-6)
+    end, start = (openai_vectors(client, [text], truncate=side) for side in ("END", "START"))
+    assert_allclose(end, openai_vectors(client, [text], truncate_prompt_tokens=-1), atol=1e-6)
+    assert_allclose(start, openai_vectors(client, [text], truncate_prompt_tokens=-1, truncation_side="left"), atol=1e-6)
     assert float((end @ start.T).item()) < 0.999
-    assert_array_equal(vectors(client, [text], truncate=True), end)
+    assert_array_equal(openai_vectors(client, [text], truncate=True), end)
     for value in ("NONE", False):
         assert rejection(client, "/v1/embeddings", 400, input=["a", text], truncate=value)["error"]["index"] == 1
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from transformers import AutoTokenizer
 
 import staged_pool
-from tests.dialects.answers import answer, rejection
+from tests.dialects.answers import answer, openai_vectors, rejection
 from tests.dialects.conftest import ClientOf
 from tests.models import oracle
 from tests.models.conftest import TinyFolder
@@ -25,15 +25,10 @@ LONG = "the statement yields a module " * 60
 END = "what is the name of an operator, or of a number? " * 8
 
 
-def openai(client: Any, texts: Any, **fields: Any) -> Any:
-    got = answer(client, "/v1/embeddings", input=texts, **fields)
-    return np.array([row["embedding"] for row in got["data"]], np.float32)
-
-
 @pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 def test_cohere_gets_vectors_by_their_types(path: str, client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
-    plain = openai(client, TEXTS)
+    plain = openai_vectors(client, TEXTS)
     types = ["float", "float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary", "base64"]
     got = answer(client, path, texts=TEXTS, model=EMBEDDER, embedding_types=types, input_type="search_document")
     assert set(got) == {"id", "embeddings", "texts", "meta", "response_type"}
@@ -79,7 +74,7 @@ def test_coheres_input_types_are_prompts(client_of: ClientOf) -> None:
     client = client_of(PROMPTED)
     for given, own in (("search_query", "query"), ("search_document", "document"), ("clustering", "clustering")):
         found = answer(client, "/v2/embed", texts=TEXTS, input_type=given)["embeddings"]["float"]
-        assert_allclose(found, openai(client, TEXTS, prompt_name=own), atol=1e-5)
+        assert_allclose(found, openai_vectors(client, TEXTS, prompt_name=own), atol=1e-5)
     error = rejection(client, "/v2/embed", 400, texts=TEXTS, input_type="no-such")["error"]
     assert error["message"].startswith(
         "Unsupported input_type 'no-such'. Supported values: query, document, clustering"
@@ -133,13 +128,13 @@ def test_jinas_fields(client_of: ClientOf) -> None:
     client = client_of(PROMPTED)
     asked: list[Any] = [{"text": TEXTS[0]}, TEXTS[1]]
     for task, own in (("retrieval.query", "query"), ("retrieval.passage", "document"), ("clustering", "clustering")):
-        found = openai(client, asked, task=task)
-        assert_allclose(found, openai(client, TEXTS[:2], prompt_name=own), atol=1e-5)
-    assert_allclose(openai(client, asked, task="text-matching"), openai(client, TEXTS[:2]), atol=1e-5)
-    raw = openai(client, TEXTS, normalized=False)
-    assert_array_equal(raw, openai(client, TEXTS, use_activation=False))
+        found = openai_vectors(client, asked, task=task)
+        assert_allclose(found, openai_vectors(client, TEXTS[:2], prompt_name=own), atol=1e-5)
+    assert_allclose(openai_vectors(client, asked, task="text-matching"), openai_vectors(client, TEXTS[:2]), atol=1e-5)
+    raw = openai_vectors(client, TEXTS, normalized=False)
+    assert_array_equal(raw, openai_vectors(client, TEXTS, use_activation=False))
     several = answer(client, "/v1/embeddings", input=TEXTS, embedding_type=["float", "ubinary"])
-    for row, wanted in zip(several["data"], openai(client, TEXTS), strict=True):
+    for row, wanted in zip(several["data"], openai_vectors(client, TEXTS), strict=True):
         assert_allclose(row["embedding"]["float"], wanted, atol=1e-5)
         assert_array_equal(np.unpackbits(np.array(row["embedding"]["ubinary"], np.uint8)), wanted >= 0)
     single = answer(client, "/v1/embeddings", input=TEXTS, embedding_type="binary")
@@ -150,11 +145,11 @@ def test_jinas_fields(client_of: ClientOf) -> None:
 def test_jinas_late_chunking(client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
     chunks = [text + " " for text in TEXTS]
-    found = openai(client, chunks, late_chunking=True, task="retrieval.passage")
+    found = openai_vectors(client, chunks, late_chunking=True, task="retrieval.passage")
     with staged_pool.Client(str(client.base_url), batch_items=2) as ours:
         assert_allclose(ours.embed(chunks, late_chunking=True).embeddings, found, atol=1e-6)
-    assert np.abs(found - openai(client, chunks)).max(axis=1).min() > 0.01
-    assert_allclose(openai(client, chunks[0], late_chunking=True), openai(client, chunks[0]), atol=1e-5)
+    assert np.abs(found - openai_vectors(client, chunks)).max(axis=1).min() > 0.01
+    assert_allclose(openai_vectors(client, chunks[0], late_chunking=True), openai_vectors(client, chunks[0]), atol=1e-5)
     body = {"input": chunks, "late_chunking": True, "encoding_format": "float"}
     lines = client.post("/v1/embeddings", json=body, headers={"accept": "application/x-ndjson"}).text.splitlines()
     entries = [line for line in map(json.loads, lines) if "embedding" in line]
@@ -192,7 +187,7 @@ def test_characters_of_tokens(client_of: ClientOf) -> None:
 
 def test_teis_vectors(client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
-    plain = openai(client, TEXTS)
+    plain = openai_vectors(client, TEXTS)
     assert_allclose(answer(client, "/embed", inputs=TEXTS), plain, atol=1e-5)
     assert_allclose(answer(client, "/embed", inputs=TEXTS[0]), plain[:1], atol=1e-5)
     ids = [answer(client, "/tokenize", prompt=text)["tokens"] for text in TEXTS]

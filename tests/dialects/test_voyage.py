@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.dialects.answers import answer, rejection
+from tests.dialects.answers import answer, openai_vectors, rejection
 from tests.dialects.conftest import ClientOf
 
 EMBEDDER = "jina-matryoshka"
@@ -27,11 +27,6 @@ CLIENT: dict[str, Any] = {
 """Fields that Voyage's own client sends beside the inputs and the model."""
 
 
-def openai(client: Any, texts: Any, **fields: Any) -> Any:
-    got = answer(client, "/v1/embeddings", input=texts, **fields)
-    return np.array([row["embedding"] for row in got["data"]], np.float32)
-
-
 def unpacked(row: Any, dtype: str = "float32") -> Any:
     return np.frombuffer(base64.b64decode(row["embedding"]), dtype)
 
@@ -44,7 +39,7 @@ def test_its_clients_request_is_answered_whether_or_not_the_model_has_prompts(
         client = client_of(kind)
         got = answer(client, "/v1/embeddings", input=TEXTS, model=kind, **(CLIENT | {"input_type": input_type}))
         prompt = {} if input_type is None or kind == EMBEDDER else {"prompt_name": input_type}
-        assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS, **prompt), atol=1e-6)
+        assert_allclose([unpacked(row) for row in got["data"]], openai_vectors(client, TEXTS, **prompt), atol=1e-6)
         assert got["usage"]["total_tokens"] > 0
 
 
@@ -56,7 +51,7 @@ def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(
     asked = CLIENT | {"output_dtype": dtype, "output_dimension": 16}
     packed = answer(client, "/v1/embeddings", input=TEXTS, **asked)["data"]
     listed = answer(client, "/v1/embeddings", input=TEXTS, **(asked | {"encoding_format": None}))["data"]
-    vectors = openai(client, TEXTS, dimensions=16)
+    vectors = openai_vectors(client, TEXTS, dimensions=16)
     for row, other, vector in zip(packed, listed, vectors, strict=True):
         assert_array_equal(unpacked(row, numpy), other["embedding"])
         if dtype.endswith("binary"):
@@ -69,7 +64,7 @@ def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(
 
 def test_the_two_names_of_dimensions_may_not_differ(client_of: ClientOf) -> None:
     client = client_of(EMBEDDER)
-    assert_array_equal(openai(client, TEXTS, output_dimension=8), openai(client, TEXTS, dimensions=8))
+    assert_array_equal(openai_vectors(client, TEXTS, output_dimension=8), openai_vectors(client, TEXTS, dimensions=8))
     both = rejection(client, "/v1/embeddings", 400, input="a", output_dimension=8, dimensions=16)
     assert both["error"]["param"] == "output_dimension"
 
@@ -111,7 +106,7 @@ def test_inputs_of_several_parts_have_one_vector_each(client_of: ClientOf) -> No
     client = client_of(EMBEDDER)
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
     got = answer(client, "/v1/multimodalembeddings", inputs=inputs, model=EMBEDDER, **CLIENT)
-    assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS), atol=1e-6)
+    assert_allclose([unpacked(row) for row in got["data"]], openai_vectors(client, TEXTS), atol=1e-6)
     assert set(got["usage"]) == {"text_tokens", "image_pixels", "video_pixels", "total_tokens"}
     assert got["usage"]["total_tokens"] == answer(client, "/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
     sound = [{"content": [{"type": "audio_url", "audio_url": "https://example.org/a.mp3"}]}]
@@ -128,5 +123,5 @@ def test_an_image_is_an_input(client_of: ClientOf, image_url: str) -> None:
         {"content": [{"type": "text", "text": "a"}]},
     ]
     got = answer(client, "/v1/multimodalembeddings", inputs=inputs)
-    wanted = openai(client, [{"image": image_url}, {"text": "a"}])
+    wanted = openai_vectors(client, [{"image": image_url}, {"text": "a"}])
     assert_allclose([row["embedding"] for row in got["data"]], wanted, atol=1e-6)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
         return path if path.exists() else build(kind, path)
 
     return folder
+
+
+@pytest.fixture
+def copy(tiny_folder: TinyFolder, tmp_path: Path) -> TinyFolder:
+    """Gives a copy of such a folder, which a test may change."""
+
+    def copied(kind: str) -> Path:
+        return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
+
+    return copied
 
 
 @pytest.fixture(scope="session")

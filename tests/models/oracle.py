@@ -325,3 +325,10 @@ def _pipeline(task: str, folder: Path) -> Any:
 def _max_tokens(config: Any, tokenizer: Any) -> int:
     """Return the tokenizer's limit, or the model's positions if fewer, as sentence-transformers does."""
     return min(int(tokenizer.model_max_length), int(config.max_position_embeddings))
+
+
+def apart(found: Sequence[Array] | Array | None, wanted: Sequence[Array]) -> float:
+    """Return the largest difference between values of arrays, whose shapes must be equal."""
+    assert found is not None
+    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, wanted, strict=True))

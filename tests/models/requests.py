@@ -10,6 +10,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.requests import (
     MODEL_MAX,
+    Chat,
     ClassifyRequest,
     Content,
     EmbedRequest,
@@ -41,7 +42,7 @@ def embed(
     """Return vectors of texts and images; inputs of a batch key in one batch, or each alone."""
     sources = tuple(one if isinstance(one, Image) else TextInput(one, max_tokens) for one in inputs)
     request = EmbedRequest(inputs=sources, outputs=frozenset(outputs), **others)
-    result: EmbedResult = _answer(model, request, alone=alone)
+    result: EmbedResult = result_of(model, request, alone=alone)
     return result
 
 
@@ -49,16 +50,27 @@ def classify(
     model: Encoder, inputs: Sequence[Image | TextInput], *, alone: bool = False, **others: Any
 ) -> ClassifyResult:
     """Return scores of labels for images or texts."""
-    result: ClassifyResult = _answer(model, ClassifyRequest(inputs=tuple(inputs), **others), alone=alone)
+    result: ClassifyResult = result_of(model, ClassifyRequest(inputs=tuple(inputs), **others), alone=alone)
     return result
 
 
 def score(model: Encoder, query: Content, documents: Sequence[Content]) -> ScoreResult:
     """Return scores of documents for a query."""
-    result: ScoreResult = _answer(
-        model, ScoreRequest(queries=(query,), documents=tuple(documents), max_tokens=MODEL_MAX), alone=False
+    result: ScoreResult = result_of(
+        model, ScoreRequest(queries=(query,), documents=tuple(documents), max_tokens=MODEL_MAX)
     )
     return result
+
+
+def content(parts: Sequence[str | bytes]) -> Content:
+    """Return a query or a document of texts and images: itself, or a message with all of them."""
+    match parts:
+        case [str(text)]:
+            return text
+        case [bytes(image)]:
+            return Image(image)
+    given = tuple(Image(part) if isinstance(part, bytes) else part for part in parts)
+    return Chat(({"role": "user", "content": given},))
 
 
 def sequences(model: Encoder, request: Request) -> list[TokenSequence]:
@@ -84,7 +96,8 @@ def prepare(model: Encoder, request: Request) -> list[Prepared[Payload]]:
     return [found[place] for place in range(len(inputs))]
 
 
-def _answer(model: Encoder, request: Request, *, alone: bool) -> Any:
+def result_of(model: Encoder, request: Request, *, alone: bool = False) -> Any:
+    """Return the result of a request; inputs of a batch key in one batch, or each alone."""
     prepared = prepare(model, request)
     batches: dict[object, list[int]] = {}
     for place, one in enumerate(prepared):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,16 @@ from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import DENSE_ONLY
-from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.loading import rejection
 from tests.models.requests import text_tower
-from tests.models.tiny import build, write_json
+from tests.models.tiny import build, edit_json, write_json
 
 
 @pytest.fixture
 def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
     """A copy of `bert-mean` that a test may change."""
     return shutil.copytree(tiny_folder("bert-mean"), tmp_path / "model")
-
-
-def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as rejected:
-        load_model(EngineConfig(model=str(folder), **settings))
-    return str(rejected.value)
-
-
-def change(file: Path, **fields: object) -> None:
-    write_json(file, json.loads(file.read_text()) | fields)
 
 
 def change_weights(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -91,7 +80,7 @@ def test_the_pooler_does_not_matter(folder: Path) -> None:
 
 def test_a_folder_with_code_of_its_own_is_rejected(folder: Path) -> None:
     auto_map = {"AutoModel": "modeling.Mine"}
-    change(folder / "config.json", model_type="mine", auto_map=auto_map)
+    edit_json(folder / "config.json", model_type="mine", auto_map=auto_map)
     assert rejection(folder) == (
         f"config.json: auto_map={auto_map!r} asks for the folder's own code, which is not run unless trust_remote_code "
         "(--trust-remote-code) is set"
@@ -99,13 +88,13 @@ def test_a_folder_with_code_of_its_own_is_rejected(folder: Path) -> None:
 
 
 def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path) -> None:
-    change(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
+    edit_json(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
     change_weights(folder, embeddings_position_embeddings_weight=None)
     assert "its auto_map asks for the folder's own code, which was not run" in rejection(folder)
 
 
 def test_an_unknown_architecture_is_rejected(folder: Path) -> None:
-    change(folder / "config.json", model_type="unheardof")
+    edit_json(folder / "config.json", model_type="unheardof")
     assert "unheardof" in rejection(folder)
 
 
@@ -153,14 +142,16 @@ def test_the_longest_input_is_within_the_positions(
 
 def test_dense_weights_that_do_not_fit_are_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("bert-max-dense"), tmp_path / "model")
-    change(folder / "2_Dense" / "config.json", out_features=23)
+    edit_json(folder / "2_Dense" / "config.json", out_features=23)
     assert rejection(folder).startswith("2_Dense: the weights cannot be used: ")
-    change(folder / "2_Dense" / "config.json", in_features=99)
+    edit_json(folder / "2_Dense" / "config.json", in_features=99)
     assert rejection(folder) == "2_Dense: takes vectors of 99 values, but gets 32"
-    change(folder / "2_Dense" / "config.json", in_features=32, activation_function="torch.nn.modules.activation.Mine")
+    edit_json(
+        folder / "2_Dense" / "config.json", in_features=32, activation_function="torch.nn.modules.activation.Mine"
+    )
     assert rejection(folder) == "2_Dense: activation Mine is not in torch.nn"
     (folder / "2_Dense" / "pytorch_model.bin").unlink()
-    change(folder / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Tanh")
+    edit_json(folder / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Tanh")
     assert rejection(folder) == "2_Dense: no model.safetensors and no pytorch_model.bin"
 
 

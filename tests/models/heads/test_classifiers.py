@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import anyio
 import numpy as np
 import pytest
 import torch
@@ -16,16 +15,16 @@ from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.model import ModelInput, Row
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput, TextInput
 from staged_pool.runtime.tasks.classify import activated
-from staged_pool.stages.errors import ConfigError, Unsupported
+from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.work import Prepared
 from tests.models import oracle, tiny
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.loading import ask, rejection
 from tests.models.oracle import Array, Pair
 
 T = TypeVar("T")
@@ -61,16 +60,6 @@ def logits(model: Encoder, texts: Sequence[str]) -> Array:
 def pair_logits(model: Encoder, pairs: Sequence[Pair]) -> Array:
     sources = [PairInput(first=first, second=second, max_tokens=MODEL_MAX) for first, second in pairs]
     return np.stack(values(model, sources, Output.LABELS))
-
-
-def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any:
-    """Return the answer of an engine on this folder."""
-
-    async def program() -> Any:
-        async with open_engine(EngineConfig(model=str(folder), dtype="float32", **settings)) as engine:
-            return await question(engine)
-
-    return anyio.run(program)
 
 
 # The same numbers as the oracle's
@@ -297,12 +286,6 @@ def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
 def change(folder: Path, **fields: object) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
-def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as rejected:
-        load_model(EngineConfig(model=str(folder), **settings))
-    return str(rejected.value)
 
 
 @pytest.mark.parametrize("name", ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight"])

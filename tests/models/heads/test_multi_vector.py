@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,8 +27,17 @@ from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.oracle import Array
 from tests.models.requests import embed, score, sequences, text_tower
-from tests.models.tiny import MULTI_VECTOR, WIDTH, byte_bpe, edit_json, save_body, write_json, write_modules
+from tests.models.tiny import (
+    MULTI_VECTOR,
+    WIDTH,
+    byte_bpe,
+    edit_json,
+    save_body,
+    write_json,
+    write_modules,
+)
 from tests.models.tiny.bodies import modernbert_config
+from tests.models.tiny.layout import edited, without
 
 TEXTS = [
     "A man is eating food.",
@@ -236,14 +244,6 @@ def test_what_the_hub_is_asked_for_includes_heads_and_settings(monkeypatch: pyte
         assert any(fnmatch(name, pattern) for pattern in asked)
 
 
-@pytest.fixture
-def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Callable[[str], Path]:
-    def copied(kind: str) -> Path:
-        return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
-
-    return copied
-
-
 @pytest.fixture(params=[True, False], ids=["markers are tokens", "markers are texts"])
 def windowed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model with windows of 8 tokens, no mask token, and queries longer than that."""
@@ -318,18 +318,6 @@ def test_the_original_layout_without_its_settings_is_read_with_the_usual_ones(co
     (folder / "artifact.metadata").unlink()
     roles = read_folder(folder).roles
     assert (roles["query"].marker, roles["query"].expand_to, roles["document"].marker) == ("[unused0]", 32, "[unused1]")
-
-
-def edited(name: str, **values: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return edit
-
-
-def without(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
 
 
 def without_projection(folder: Path) -> None:

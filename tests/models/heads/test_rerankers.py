@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 import torch
@@ -22,15 +21,15 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.model import ModelInput, Row
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.specs.model import DenseSpec
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from staged_pool.runtime.tasks.classify import LABELS_ONLY
-from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
+from tests.models.loading import ask, rejection
 from tests.models.tiny import edit_json, rerankers, write_json, write_modules
 from tests.models.tiny.vocabularies import CORPUS
 
@@ -141,22 +140,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def oracle(folder: Path) -> Oracle:
     return Oracle(folder)
-
-
-def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any:
-    """Return the answer of an engine on this folder."""
-
-    async def program() -> Any:
-        async with open_engine(EngineConfig(model=str(folder), dtype="float32", **settings)) as engine:
-            return await question(engine)
-
-    return anyio.run(program)
-
-
-def rejection(folder: Path, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as rejected:
-        load_model(EngineConfig(model=str(folder), **settings))
-    return str(rejected.value)
 
 
 FAMILIES: list[tuple[str, str, str]] = [

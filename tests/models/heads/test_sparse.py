@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.requests import embed, prepare, score, sequences, text_tower
 from tests.models.tiny import edit_json
+from tests.models.tiny.layout import edited, without
 
 TEXTS = [
     "A man is eating food.",
@@ -319,14 +319,6 @@ def test_a_weight_that_is_no_number_fails_its_row_alone(load_tiny: LoadTiny, mon
 # Folders
 
 
-@pytest.fixture
-def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Callable[[str], Path]:
-    def copied(kind: str) -> Path:
-        return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
-
-    return copied
-
-
 def test_a_masked_language_model_is_a_splade_model_when_that_is_asked_for(tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("splade-plain")
     model = load_model(EngineConfig(model=str(folder), dtype="float32", task="sparse"))
@@ -361,18 +353,6 @@ def test_a_prompt_goes_before_the_text(load_tiny: LoadTiny) -> None:
     query, document = sequences(model, request)
     assert len(query.ids) > len(document.ids)
     assert query.ids[-2:] == document.ids[-2:]
-
-
-def edited(name: str, **values: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return edit
-
-
-def without(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
 
 
 def one_more_module(name: str) -> Callable[[Path], None]:

@@ -24,12 +24,11 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult
-from staged_pool.runtime.tasks.plan import plan
-from staged_pool.stages.errors import ConfigError, InvalidInput, StagedPoolError
-from staged_pool.stages.work import Prepared
+from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.dialects.answers import answer, rejection
 from tests.dialects.conftest import client_of
 from tests.models.oracle import Array
+from tests.models.requests import result_of
 from tests.models.tiny import edit_json
 from tests.models.tiny.bodies import WIDTH, save, widen
 from tests.models.tiny.vocabularies import chat_bpe
@@ -111,15 +110,7 @@ def softmax(logits: Array) -> Array:
 def run(model: Encoder, sources: Sequence[Any], **settings: Any) -> TokenClassifyResult:
     """Return the result of a request whose inputs are all in one batch."""
     inputs = tuple(source if isinstance(source, TextInput) else TextInput(source) for source in sources)
-    planned = plan(TokenClassifyRequest(inputs=inputs, **settings), model.card)
-    prepared = []
-    for outcome in model.preprocess(planned.inputs):
-        if isinstance(outcome, StagedPoolError):
-            raise outcome
-        assert isinstance(outcome, Prepared)
-        prepared.append(outcome)
-    result = planned.finish(model.forward([one.payload for one in prepared]), sum(one.tokens for one in prepared))
-    assert isinstance(result, TokenClassifyResult)
+    result: TokenClassifyResult = result_of(model, TokenClassifyRequest(inputs=inputs, **settings))
     return result
 
 

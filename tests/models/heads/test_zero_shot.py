@@ -29,11 +29,12 @@ from staged_pool.runtime.requests import (
 )
 from staged_pool.runtime.results import ClassifyResult
 from staged_pool.runtime.tasks.plan import plan
-from staged_pool.stages.errors import InvalidInput, StagedPoolError, TooLarge, Unsupported
+from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported
 from staged_pool.stages.work import Prepared
 from tests.models import oracle
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.oracle import Array
+from tests.models.requests import result_of
 from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert_config, roberta_config, save_body
 from tests.models.tiny.classify import labelled
 from tests.models.tiny.prompted import _RELATIVE
@@ -125,16 +126,7 @@ def request(texts: Sequence[Any], labels: Sequence[str] | None = LABELS, **setti
 
 def run(model: Encoder, given: ClassifyRequest) -> ClassifyResult:
     """Return the result of a request whose pairs are all in one batch."""
-    planned = plan(given, model.card)
-    prepared = []
-    for outcome in model.preprocess(planned.inputs):
-        if isinstance(outcome, StagedPoolError):
-            raise outcome
-        assert isinstance(outcome, Prepared)
-        prepared.append(outcome)
-    rows = model.forward([one.payload for one in prepared])
-    result = planned.finish(rows, sum(one.tokens for one in prepared))
-    assert isinstance(result, ClassifyResult)
+    result: ClassifyResult = result_of(model, given)
     return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,7 +25,6 @@ from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import ImagePreparation, Preparation
 from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
 from staged_pool.runtime.requests import DENSE_ONLY, Image
-from staged_pool.runtime.workers.pool import THREAD
 from staged_pool.stages.errors import (
     ConfigError,
     EngineStopped,
@@ -38,6 +36,7 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.work import Prepared
 from tests.models.images.drawing import drawing, encode, image, pixels, save_settings
 from tests.support.cards import BOTH_LANES
+from tests.support.worker_processes import processes, replaced
 
 LONG = pytest.mark.long
 """Marks tests that start processes of their own, each of which imports transformers."""
@@ -99,19 +98,6 @@ def moody(folder: Path) -> Iterator[ImageReader]:
 
 def dot(red: int) -> Image:
     return Image(encode(Pillow.new("RGB", (12, 12), (red, 0, 0))))
-
-
-def processes() -> set[int]:
-    return {
-        child.pid for child in psutil.Process().children() if "runtime.workers.program" in " ".join(child.cmdline())
-    }
-
-
-def replaced() -> None:
-    """Return when every process that died has its successor."""
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join()
 
 
 def test_the_folder_s_code_makes_the_pixels(moody: ImageReader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ def write_json(path: Path, content: object) -> None:
 def edit_json(path: Path, **changes: Any) -> None:
     """Change some fields of a file that is there."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edited(name: str, **values: object) -> Callable[[Path], None]:
+    """Return a change of some fields of a file in a folder."""
+    return lambda folder: edit_json(folder / name, **values)
+
+
+def without(name: str) -> Callable[[Path], None]:
+    """Return the removal of a file from a folder."""
+    return lambda folder: (folder / name).unlink()
 
 
 def write_modules(

@@ -29,6 +29,7 @@ from tests.models import qwen3_vl_oracle
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.image_oracle import Array, as_array
+from tests.models.oracle import apart
 from tests.models.requests import embed, prepare, score
 from tests.models.tiny import ENGINE_PAGES, edit_json, write_json
 
@@ -90,11 +91,6 @@ def vectors(
 
 
 PIXELS = {"colqwen3": {"shortest_edge": 4 * 32**2, "longest_edge": 1280 * 32**2}}
-
-
-def apart(found: Any, wanted: list[Array]) -> float:
-    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
-    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, wanted, strict=True))
 
 
 def loaded(folder: Path, **settings: Any) -> Encoder:

@@ -16,9 +16,10 @@ from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import image_oracle as oracle
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
+from tests.models.oracle import apart
 from tests.models.requests import sequences
 from tests.models.tiny import edit_json
-from tests.models.vision.test_vision_language import EXACT, apart, dense
+from tests.models.vision.test_vision_language import EXACT, dense
 
 IMAGE_TOKEN = 5
 IMAGE = encode(100, 80, "JPEG", 0)

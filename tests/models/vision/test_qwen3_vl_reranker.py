@@ -20,14 +20,14 @@ from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.requests import Chat, Content, Image, ScoreRequest
+from staged_pool.runtime.requests import Chat, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.stages.errors import ConfigError, InvalidInput, UnsupportedMedia
 from tests.models import qwen3_vl_oracle as oracle
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.image_oracle import Part
-from tests.models.requests import prepare, score
+from tests.models.requests import content, prepare, score
 from tests.models.tiny import edit_json
 from tests.models.tiny.vision_language import QWEN3_QUESTION
 
@@ -58,16 +58,6 @@ def load(tiny_folder: TinyFolder) -> Load:
         return loaded[config]
 
     return load
-
-
-def content(parts: Sequence[Part]) -> Content:
-    match parts:
-        case [str(text)]:
-            return text
-        case [bytes(image)]:
-            return Image(image)
-    given = tuple(Image(part) if isinstance(part, bytes) else part for part in parts)
-    return Chat(({"role": "user", "content": given},))
 
 
 def prompt(query: Sequence[Part], document: Sequence[Part], instruction: str = QWEN3_QUESTION) -> str:

@@ -39,6 +39,7 @@ from staged_pool.stages.errors import ConfigError, InvalidInput, InvalidSetting
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.image_oracle import Array, as_array
+from tests.models.oracle import apart
 from tests.models.requests import embed, prepare, score
 from tests.models.tiny import TILED_PAGES, edit_json, write_json
 
@@ -119,11 +120,6 @@ class Oracle:
 @functools.cache
 def oracle(folder: Path) -> Oracle:
     return Oracle(folder)
-
-
-def apart(found: Any, wanted: list[Array]) -> float:
-    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
-    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, wanted, strict=True))
 
 
 def sequence(model: Encoder, given: TextInput | Image, **others: Any) -> TokenSequence:

@@ -36,6 +36,7 @@ from tests.models import image_oracle as oracle
 from tests.models.conftest import TinyFolder
 from tests.models.encoded_images import encode
 from tests.models.image_oracle import Array, Part
+from tests.models.oracle import apart
 from tests.models.requests import text_tower
 from tests.models.tiny import PAGES, SEEING, VISION_LANGUAGE, edit_json
 
@@ -138,11 +139,6 @@ def vectors(model: Encoder, *inputs: TextInput | Image, **others: Any) -> tuple[
     found = embed(model, *inputs, outputs=MULTI, **others).multi_vector
     assert found is not None
     return found
-
-
-def apart(found: Sequence[Array], wanted: Sequence[Array]) -> float:
-    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
-    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, wanted, strict=True))
 
 
 def cosine(found: Sequence[Array], wanted: Sequence[Array]) -> float:

@@ -20,8 +20,9 @@ import structlog
 
 from staged_pool.runtime.workers.jobs import JobFailed, WorkerDied
 from staged_pool.runtime.workers.pipe import MEMORY_BYTES
-from staged_pool.runtime.workers.pool import THREAD, WorkerPool
+from staged_pool.runtime.workers.pool import WorkerPool
 from staged_pool.stages.errors import ConfigError, EngineStopped, TooLarge, UnusableMedia
+from tests.support.worker_processes import processes, replaced
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,6 @@ class Odd:
 def pool() -> Iterator[WorkerPool]:
     with closing(WorkerPool("odd", Odd(), 2)) as opened:
         yield opened
-
-
-def replaced() -> None:
-    """Return when every process that died has its successor."""
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join(60)
-
-
-def processes() -> set[int]:
-    return {
-        child.pid for child in psutil.Process().children() if "runtime.workers.program" in " ".join(child.cmdline())
-    }
 
 
 @pytest.mark.parametrize(
