@@ -49,9 +49,9 @@ def conversation(
 
 def text(folder: Path, written: str) -> Array:
     """As `conversation`, of a text without a template."""
-    ids = _tokenizer(folder)(written, return_tensors="pt")["input_ids"]
+    ids = tokenizer_of(folder)(written, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
-        hidden = _body(folder)(input_ids=ids).last_hidden_state[0]
+        hidden = body_of(folder)(input_ids=ids).last_hidden_state[0]
     return as_array(torch.nn.functional.normalize(hidden[-1], dim=-1))
 
 
@@ -67,7 +67,7 @@ def tokens(
     for role, parts in messages:
         content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
         structured.append({"role": role, "content": content})
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     written = tokenizer.apply_chat_template(structured, tokenize=False, add_generation_prompt=add_generation_prompt)
     shown = [part for _, parts in messages for part in parts if isinstance(part, bytes)]
     return _expanded(folder, written, shown, options)
@@ -117,7 +117,7 @@ def query_tokens(folder: Path, written: str) -> list[int]:
 
 def positions(folder: Path, ids: Tensor, given: Mapping[str, Tensor]) -> NDArray[np.int64]:
     """Return the model's positions of tokens: in time, down and across, [3, tokens]."""
-    found, _ = _body(folder).get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
+    found, _ = body_of(folder).get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
     where: NDArray[np.int64] = found[:, 0].numpy()
     return where
 
@@ -125,10 +125,10 @@ def positions(folder: Path, ids: Tensor, given: Mapping[str, Tensor]) -> NDArray
 def _expanded(
     folder: Path, written: str, shown: Sequence[bytes], options: Mapping[str, Any] | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     if not shown:
         return tokenizer(written, return_tensors="pt")["input_ids"], {}
-    processor = _image_processor(folder)
+    processor = image_processor_of(folder)
     with warnings.catch_warnings(action="ignore"):  # min_pixels and max_pixels are to be written otherwise some day
         pixels = processor(images=[open_rgb(encoded) for encoded in shown], return_tensors="pt", **(options or {}))
     before, *rest = written.split("<|image_pad|>")
@@ -145,7 +145,7 @@ def _expanded(
 
 def _hidden(ids: Tensor, given: Mapping[str, Tensor], folder: Path) -> Tensor:
     with torch.inference_mode():
-        hidden: Tensor = _body(folder)(input_ids=ids, attention_mask=torch.ones_like(ids), **given).last_hidden_state
+        hidden: Tensor = body_of(folder)(input_ids=ids, attention_mask=torch.ones_like(ids), **given).last_hidden_state
     return hidden[0]
 
 
@@ -161,12 +161,12 @@ def as_array(values: Tensor) -> Array:
 
 
 @functools.cache
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Any:
     return hf.AutoTokenizer.from_pretrained(str(folder))
 
 
 @functools.cache
-def _image_processor(folder: Path) -> Any:
+def image_processor_of(folder: Path) -> Any:
     return AutoImageProcessor.from_pretrained(str(folder), backend="pil")
 
 
@@ -176,7 +176,7 @@ def _processor(folder: Path) -> Any:
 
 
 @functools.cache
-def _body(folder: Path) -> Any:
+def body_of(folder: Path) -> Any:
     torch.set_num_threads(1)
     with warnings.catch_warnings(action="ignore"):
         return hf.AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval()

@@ -100,7 +100,7 @@ def scores(folder: Path, pairs: Sequence[Pair], *, activate: bool = True, prompt
 
 def labels(folder: Path, texts: Sequence[str], *, activate: bool = True) -> Array:
     """Scores [texts, labels] of transformers' text classification, which takes the function from the config."""
-    classify = _pipeline("text-classification", folder)
+    classify = pipeline_of("text-classification", folder)
     function = {} if activate else {"function_to_apply": "none"}
     limit = _max_tokens(classify.model.config, classify.tokenizer)
     rows = []
@@ -114,7 +114,7 @@ def labels(folder: Path, texts: Sequence[str], *, activate: bool = True) -> Arra
 
 def token_labels(folder: Path, text: str) -> Array:
     """Logits [tokens, labels], special tokens included."""
-    tag = _pipeline("token-classification", folder)
+    tag = pipeline_of("token-classification", folder)
     limit = _max_tokens(tag.model.config, tag.tokenizer)
     encoded = tag.tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
     with torch.inference_mode():
@@ -124,7 +124,7 @@ def token_labels(folder: Path, text: str) -> Array:
 
 def entities(folder: Path, text: str, aggregation: str) -> list[dict[str, Any]]:
     """Return transformers' entities with `none`, `simple`, `first`, `average` or `max`."""
-    tag = _pipeline("token-classification", folder)
+    tag = pipeline_of("token-classification", folder)
     tag.tokenizer.model_max_length = _max_tokens(tag.model.config, tag.tokenizer)
     with _quiet():
         found: list[dict[str, Any]] = tag(text, aggregation_strategy=aggregation)
@@ -206,7 +206,7 @@ def embedded_images(folder: Path, files: Sequence[bytes]) -> Array:
 
 def image_labels(folder: Path, files: Sequence[bytes], *, activate: bool = True) -> Array:
     """Scores [images, labels] of transformers' image classification."""
-    classify = _pipeline("image-classification", folder)
+    classify = pipeline_of("image-classification", folder)
     function = {} if activate else {"function_to_apply": "none"}
     rows = []
     with _quiet():
@@ -318,7 +318,7 @@ def image_model(folder: Path) -> tuple[Any, Any]:
 
 
 @_cached
-def _pipeline(task: str, folder: Path) -> Any:
+def pipeline_of(task: str, folder: Path) -> Any:
     return hf.pipeline(task, model=str(folder), device="cpu", dtype=torch.float32)
 
 

@@ -50,11 +50,11 @@ def tokens(
     folder: Path, prompt: str, images: Sequence[bytes], size: dict[str, int] | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the ids, [1, tokens], and what else the model is given for images."""
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     if not images:
         return tokenizer(prompt, return_tensors="pt")["input_ids"], {}
     more = {} if size is None else {"size": size}
-    pixels = _processor(folder)(images=[open_rgb(image) for image in images], return_tensors="pt", **more)
+    pixels = processor_of(folder)(images=[open_rgb(image) for image in images], return_tensors="pt", **more)
     written, *rest = prompt.split("<|image_pad|>")
     for grid, after in zip(pixels["image_grid_thw"], rest, strict=True):
         written += "<|image_pad|>" * (int(grid.prod()) // 4) + after
@@ -91,10 +91,10 @@ def body(folder: Path) -> Any:
 
 
 @functools.cache
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Any:
     return hf.AutoTokenizer.from_pretrained(str(folder))
 
 
 @functools.cache
-def _processor(folder: Path) -> Any:
+def processor_of(folder: Path) -> Any:
     return AutoImageProcessor.from_pretrained(str(folder), backend="pil")

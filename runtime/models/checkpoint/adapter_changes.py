@@ -10,6 +10,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from staged_pool.runtime.models.transformer.adapters import (
 )
 from staged_pool.stages.errors import ConfigError
 
-Changes = dict[str, nn.Module]
+Changes: TypeAlias = dict[str, Change]
 """Change of each layer, by its name in the model."""
 
 

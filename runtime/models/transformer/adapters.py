@@ -15,14 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-AdapterChanges: TypeAlias = Mapping[str, Mapping[str, nn.Module]]
-"""For each adapter, its `Change` of each layer, by the layer's name."""
-
 
 class Change(nn.Module):
     """Change of one layer by an adapter."""
 
-    def change(self, base: nn.Module, *given: Any) -> Tensor:
+    def compute(self, base: nn.Module, *given: Any) -> Tensor:
         """Compute the layer's result with the adapter.
 
         Args:
@@ -50,7 +47,7 @@ class LowRank(Change):
         self.factors = None if factors is None else _fixed(factors)
         self.bias = None if bias is None else _fixed(bias)
 
-    def change(self, base: nn.Module, *given: Any) -> Tensor:
+    def compute(self, base: nn.Module, *given: Any) -> Tensor:
         (x,) = given
         added = F.linear(F.linear(x, self.first), self.second)
         result: Tensor = base(x)
@@ -75,7 +72,7 @@ class LowRankEmbedding(Change):
         super().__init__()
         self.table, self.second = _fixed(table), _fixed(second)
 
-    def change(self, base: nn.Module, *given: Any) -> Tensor:
+    def compute(self, base: nn.Module, *given: Any) -> Tensor:
         (ids,) = given
         result: Tensor = base(ids) + F.linear(F.embedding(ids, self.table), self.second)
         return result
@@ -92,9 +89,13 @@ class Replacement(Change):
         super().__init__()
         self.layer = layer
 
-    def change(self, base: nn.Module, *given: Any) -> Tensor:
+    def compute(self, base: nn.Module, *given: Any) -> Tensor:
         result: Tensor = self.layer(*given)
         return result
+
+
+AdapterChanges: TypeAlias = Mapping[str, Mapping[str, Change]]
+"""For each adapter, its change of each layer, by the layer's name."""
 
 
 class _Selection(threading.local):
@@ -113,7 +114,7 @@ class AdaptedLayer(nn.Module):
         selection: Adapter of the running forward.
     """
 
-    def __init__(self, base: nn.Module, changes: Mapping[int, nn.Module], selection: _Selection) -> None:
+    def __init__(self, base: nn.Module, changes: Mapping[int, Change], selection: _Selection) -> None:
         super().__init__()
         self.base = base
         self.changes = nn.ModuleList(changes.values())
@@ -135,7 +136,7 @@ class AdaptedLayer(nn.Module):
             return plain
         change = self.changes[place]
         assert isinstance(change, Change)
-        return change.change(self.base, *given)
+        return change.compute(self.base, *given)
 
 
 class Adapters:

@@ -37,7 +37,7 @@ from tests.models.oracle import Array
 from tests.models.requests import result_of
 from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert_config, roberta_config, save_body
 from tests.models.tiny.classify import labelled
-from tests.models.tiny.prompted import _RELATIVE
+from tests.models.tiny.prompted import DEBERTA_POSITIONS
 from tests.models.tiny.vocabularies import byte_bpe, unigram
 
 LONG: Final = "A function call with many arguments. " * 30
@@ -63,7 +63,7 @@ def _deberta(folder: Path) -> None:
         pad_token_id=1,
         **{name: settings[name] for name in names},
         **labelled(("entailment", "not_entailment")),
-        **_RELATIVE,
+        **DEBERTA_POSITIONS,
     )
     save_body(folder, hf.DebertaV2ForSequenceClassification(config), tokenizer, model_max_length=POSITIONS)
 
@@ -132,7 +132,7 @@ def run(model: Encoder, given: ClassifyRequest) -> ClassifyResult:
 
 def expected(folder: Path, texts: Sequence[str], labels: Sequence[str], **settings: Any) -> Array:
     """Return the pipeline's scores in the order of the labels: [texts, labels]."""
-    pipeline = oracle._pipeline("zero-shot-classification", folder)
+    pipeline = oracle.pipeline_of("zero-shot-classification", folder)
     pipeline.tokenizer.model_max_length = POSITIONS
     found = pipeline(list(texts), list(labels), **settings)
     return np.array([[dict(zip(one["labels"], one["scores"], strict=True))[each] for each in labels] for one in found])

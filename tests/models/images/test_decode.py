@@ -237,7 +237,7 @@ def test_a_transparent_palette_entry_and_a_transparent_colour_are_seen() -> None
     assert decode(encode(grey, transparency=7))[0].tolist() == [[255] * 3, [9, 9, 9]]
 
 
-def _grey_or_rgb(depth: int, *samples: tuple[int, ...], clear: tuple[int, ...], interlaced: bool = False) -> bytes:
+def grey_or_rgb(depth: int, *samples: tuple[int, ...], clear: tuple[int, ...], interlaced: bool = False) -> bytes:
     """A PNG of one row, or of 3 rows in Adam7, with one transparent colour."""
     channels = len(samples[0])
     bits = "".join(f"{value:0{depth}b}" for sample in samples for value in sample)
@@ -272,7 +272,7 @@ def _grey_or_rgb(depth: int, *samples: tuple[int, ...], clear: tuple[int, ...], 
 def test_a_transparent_grey_is_compared_at_the_depth_of_the_file(
     depth: int, samples: tuple[int, ...], clear: int, shown: list[int]
 ) -> None:
-    data = _grey_or_rgb(depth, *((value,) for value in samples), clear=(clear,))
+    data = grey_or_rgb(depth, *((value,) for value in samples), clear=(clear,))
     assert decode(data, background=(9, 9, 9))[0].tolist() == [[value] * 3 for value in shown]
 
 
@@ -280,9 +280,9 @@ def test_a_transparent_grey_is_compared_at_the_depth_of_the_file(
 def test_a_transparent_colour_of_sixteen_bits_is_compared_in_all_of_them(interlaced: bool) -> None:
     clear, near, far = (0x1234, 0x5678, 0x9ABC), (0x1234, 0x5679, 0x9ABC), (0x3412, 0x7856, 0xBC9A)
     for other, shown in ((near, [0x12, 0x56, 0x9A]), (far, [0x34, 0x78, 0xBC])):
-        data = _grey_or_rgb(16, clear, other, clear=clear, interlaced=interlaced)
+        data = grey_or_rgb(16, clear, other, clear=clear, interlaced=interlaced)
         assert decode(data, background=(1, 2, 3))[0].tolist() == [[1, 2, 3], shown]
-    grey = _grey_or_rgb(16, (0x1234,), (0x1235,), clear=(0x1234,), interlaced=interlaced)
+    grey = grey_or_rgb(16, (0x1234,), (0x1235,), clear=(0x1234,), interlaced=interlaced)
     assert decode(grey)[0].tolist() == [[255] * 3, [0x12] * 3]
 
 

@@ -94,10 +94,10 @@ def test_an_image_resized_in_strips_has_the_bits_of_one_resized_whole(target: Si
 
 
 def test_a_transparent_colour_of_sixteen_bits_is_found_in_every_strip() -> None:
-    from tests.models.images.test_decode import _grey_or_rgb
+    from tests.models.images.test_decode import grey_or_rgb
 
     clear, near = (0x1234, 0x5678, 0x9ABC), (0x1234, 0x5679, 0x9ABC)
-    data = _grey_or_rgb(16, clear, near, clear=clear, interlaced=False)
+    data = grey_or_rgb(16, clear, near, clear=clear, interlaced=False)
     decoded = Encoded(data, ImageLimits(10**6, 10**6)).load((1, 2, 3))
     parts = [np.asarray(decoded.part((left, 0, left + 1, 1)))[0, 0].tolist() for left in range(2)]
     assert parts == [[1, 2, 3], [0x12, 0x56, 0x9A]]

@@ -182,7 +182,7 @@ def _bge_m3(folder: Path) -> None:
     torch.save(weigh.state_dict(), folder / "sparse_linear.pt")
 
 
-_RELATIVE = {
+DEBERTA_POSITIONS = {
     "relative_attention": True,
     "position_buckets": 16,
     "norm_rel_ebd": "layer_norm",
@@ -191,6 +191,7 @@ _RELATIVE = {
     "position_biased_input": False,
     "type_vocab_size": 0,
 }
+"""Settings of the relative positions of DeBERTa v3, for a tiny model."""
 
 PROMPTED: Mapping[str, Body] = {
     "e5-xlmr": _e5,
@@ -205,7 +206,7 @@ PROMPTED: Mapping[str, Body] = {
     "bge-cls": _bge,
     "gte-modernbert-mean": _gte,
     "electra-mean": _encoder(hf.ElectraConfig, hf.ElectraModel, embedding_size=16),
-    "deberta-mean": _encoder(hf.DebertaV2Config, hf.DebertaV2Model, **_RELATIVE),
+    "deberta-mean": _encoder(hf.DebertaV2Config, hf.DebertaV2Model, **DEBERTA_POSITIONS),
     "albert-mean": _encoder(hf.AlbertConfig, hf.AlbertModel, embedding_size=16),
     "bge-m3": _bge_m3,
 }

@@ -11,7 +11,7 @@ import transformers as hf
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from tests.models.tiny.bodies import WIDTH, qwen3_config, save_body
-from tests.models.tiny.vocabularies import CORPUS, _trained_bpe
+from tests.models.tiny.vocabularies import CORPUS, trained_bpe
 
 POSITIONS = 2048
 CHAT = (
@@ -114,4 +114,4 @@ def _answering_bpe() -> str:
     """A tokenizer in which each answer is one token, and two line breaks are one."""
     answers = [answer for answer in ("Yes", "yes", "no", "\n\n", "1", "0") for _ in range(4000)]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<bos>", "<think>", "</think>"]
-    return _trained_bpe(special, [*CORPUS, *answers])
+    return trained_bpe(special, [*CORPUS, *answers])

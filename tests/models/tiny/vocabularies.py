@@ -176,15 +176,15 @@ def _word_piece() -> str:
 
 @functools.cache
 def _byte_bpe() -> str:
-    return _trained_bpe(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], CORPUS)
+    return trained_bpe(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], CORPUS)
 
 
 @functools.cache
 def _chat_bpe() -> str:
-    return _trained_bpe(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<bos>"], [*CORPUS, *_ANSWERS])
+    return trained_bpe(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<bos>"], [*CORPUS, *_ANSWERS])
 
 
-def _trained_bpe(special: list[str], corpus: list[str]) -> str:
+def trained_bpe(special: list[str], corpus: list[str]) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -52,7 +52,7 @@ def decode(data: bytes) -> list[NDArray[np.uint8]]:
 
 def conversation(folder: Path, parts: Sequence[Part]) -> Array:
     """The vector of one message of a user, of length 1: [width]."""
-    tokenizer, body = image_oracle._tokenizer(folder), image_oracle._body(folder)
+    tokenizer, body = image_oracle.tokenizer_of(folder), image_oracle.body_of(folder)
     config = body.config
     kinds = {Still: "image", Moving: "video"}
     content = [
@@ -110,7 +110,7 @@ def positions(ids: Sequence[int], shown: Sequence[Shown], config: Any) -> NDArra
 
 
 def _pixels(folder: Path, part: Still | Moving) -> Shown:
-    processor = image_oracle._image_processor(folder)
+    processor = image_oracle.image_processor_of(folder)
     if isinstance(part, Still):
         made = processor(images=[image_oracle.open_rgb(part.data)], return_tensors="pt")
         grid = [int(edge) for edge in made["image_grid_thw"][0]]

@@ -49,7 +49,7 @@ def tokens(
     folder: Path, prompt: str, shown: Sequence[Seen], size: dict[str, int] | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the ids, [1, tokens], and what else the model is given. `size`: limits of images."""
-    tokenizer = qwen3_vl_oracle._tokenizer(folder)
+    tokenizer = qwen3_vl_oracle.tokenizer_of(folder)
     pads = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
     left = iter(shown)
     found: dict[str, list[tuple[Tensor, list[int]]]] = {"image": [], "video": []}
@@ -66,7 +66,7 @@ def tokens(
             image = next(left)
             assert isinstance(image, bytes)
             more = {} if size is None else {"size": size}
-            made = qwen3_vl_oracle._processor(folder)(images=[open_rgb(image)], return_tensors="pt", **more)
+            made = qwen3_vl_oracle.processor_of(folder)(images=[open_rgb(image)], return_tensors="pt", **more)
             found["image"].append((made["pixel_values"], made["image_grid_thw"][0].tolist()))
             pieces.append(pads["image"] * (int(made["image_grid_thw"].prod()) // 4))
         else:

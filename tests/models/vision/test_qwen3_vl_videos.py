@@ -241,7 +241,7 @@ def wanted_score(folder: Path, written: str, seen: Sequence[Seen], size: dict[st
     ids, given = oracle.tokens(folder, written, seen, size)
     with torch.inference_mode():
         logits = whole(folder)(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits[0, -1]
-    yes, no = qwen3_vl_oracle._tokenizer(folder).convert_tokens_to_ids(["yes", "no"])
+    yes, no = qwen3_vl_oracle.tokenizer_of(folder).convert_tokens_to_ids(["yes", "no"])
     return float(torch.sigmoid(logits[yes] - logits[no]))
 
 
