@@ -146,9 +146,20 @@ def _attempt(request: ServerRequest, body: bytes | None, timeout_s: float) -> At
 
 def _encoded(fields: Mapping[str, object]) -> bytes:
     try:
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(fields, enc_hook=_plain)
     except UnicodeEncodeError:
         raise InvalidInput("A text holds half of a surrogate pair, so it is not valid Unicode", param="input") from None
+
+
+def _plain(value: object) -> str:
+    """Return the text of a subclass of str, such as `numpy.str_`.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
 
 
 def _failure(

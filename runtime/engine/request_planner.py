@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from staged_pool.runtime.admission.accounting import Reservation
 from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, TokenClassifyRequest
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ImagePair, PairInput, TokenClassifyRequest
 from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Plan, Request
+
+MAX_REPEATED_CHARACTERS: Final = 2**25
+"""Most characters of prompts, queries and instructions in a request.
+
+Each is counted once for each input that it stands before.
+"""
 
 
 class RequestPlanner:
@@ -68,6 +74,7 @@ class RequestPlanner:
         plan = self._plan_task(ticket, request)
         if not plan.inputs:
             raise NoInputs("The request has no inputs; at least one is needed.", param="input")
+        check_repeated(plan.inputs)
         lanes: Mapping[Lane, int] = (
             {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
         )
@@ -99,6 +106,34 @@ def check_pairs(texts: int, labels: int, limit: int) -> None:
         raise TooLarge(
             f"{texts} texts with {labels} $candidate_labels are {texts * labels} pairs; a request may have {limit}.",
             param="candidate_labels",
+        )
+
+
+def check_repeated(inputs: Sequence[ModelInput]) -> None:
+    """Reject a prompt, query or instruction that is too long for many inputs.
+
+    Raises:
+        TooLarge: Their copies have more than `MAX_REPEATED_CHARACTERS`.
+    """
+    # Preprocess writes a copy for each input, so a body of a megabyte could become gigabytes.
+    if len(inputs) == 1:
+        return
+    characters, query = 0, ""
+    for given in inputs:
+        characters += len(given.prompt)
+        source = given.source
+        if isinstance(source, PairInput):
+            characters += len(source.instruction or "") + (len(query) if source.first is query else 0)
+            query = source.first
+        elif isinstance(source, ImagePair):
+            characters += len(source.instruction or "")
+            characters += sum(len(part) for part in source.first if isinstance(part, str))
+    if characters > MAX_REPEATED_CHARACTERS:
+        raise TooLarge(
+            f"The text that stands before each of {len(inputs)} inputs (a prompt, query or instruction) has "
+            f"{characters} characters in all; a request may have {MAX_REPEATED_CHARACTERS}. Please shorten it, or send "
+            "fewer inputs.",
+            param="input",
         )
 
 

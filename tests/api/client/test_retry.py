@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,6 +204,13 @@ def test_an_invalid_text_is_rejected_before_it_is_sent() -> None:
     with pytest.raises(InvalidInput, match="surrogate"):
         drive.run()
     assert drive.asks == []
+
+
+def test_texts_of_other_classes_are_sent_as_texts() -> None:
+    fields = {"input": list(np.array(["a", "é"])), "prompt": np.str_("p")}
+    drive = Drive([DONE], request=ServerRequest(path="/", fields=fields))
+    drive.run()
+    assert [json.loads(ask.body or b"") for ask in drive.asks] == [{"input": ["a", "é"], "prompt": "p"}]
 
 
 @pytest.mark.parametrize(
