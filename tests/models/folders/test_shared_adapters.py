@@ -178,6 +178,19 @@ def test_models_share_weights_only_where_all_else_is_equal(
         assert groups(plain, config(other, "other"), words) == [(0, 2), (1,)]
 
 
+def test_an_adapter_has_a_similarity_and_prompts_of_its_own(base: Path, tmp_path: Path) -> None:
+    adapter = write(tmp_path / "own", base, lora(hf.AutoModel.from_pretrained(base), "query"))
+    settings = {"similarity_fn_name": "dot", "prompts": {"document": "text: "}}
+    write_json(adapter / "config_sentence_transformers.json", settings)
+    given = [config(base, "base"), config(adapter, "own")]
+    found = [find_model(each) for each in given]
+    [sharing] = share_bases(list(zip(given, found, strict=True)))
+    assert sharing.base is not None
+    cards = [model.card for model in load_sharing(given[0], sharing.base, found)]
+    assert [card.similarity for card in cards] == ["cosine", "dot"]
+    assert [card.prompts for card in cards] == [{"query": "query: "}, {"document": "text: "}]
+
+
 def test_an_adapter_that_gives_no_numbers_is_named(base: Path, tmp_path: Path) -> None:
     parts = lora(hf.AutoModel.from_pretrained(base), "intermediate.dense")
     broken = write(tmp_path / "broken", base, {name: torch.full_like(each, torch.nan) for name, each in parts.items()})
