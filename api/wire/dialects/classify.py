@@ -29,10 +29,14 @@ class ClassifyBody(InputFields, kw_only=True):
     candidate_labels: str | list[str] | None = None
     """Labels to choose among, for a model of natural language inference (zero-shot classification).
 
-    One text may have them with commas between. Each text with each label is one item.
+    One text may have them with commas between. Each text with each label is one item. A label has at most 1024
+    characters.
     """
     hypothesis_template: str | None = None
-    """Statement that each label completes, with {} for the label. None: `This example is {}.`"""
+    """Statement that each label completes, with {} for the label. None: `This example is {}.`
+
+    It has at most 1024 characters.
+    """
     multi_label: bool | None = None
     """Score each label by itself. Otherwise the scores of a text add up to 1."""
 
