@@ -83,6 +83,9 @@ class Video(Image):
         Args:
             frames: Encoded images, such as JPEGs, in the order of time.
             fps: Frames a second. None: the usual rate of the model.
+
+        Raises:
+            InvalidInput: There is no frame, or there are more than 100,000.
         """
         return Video(join_frames(frames), {} if fps is None else {"fps": fps})
 

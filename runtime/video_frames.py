@@ -6,13 +6,21 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from staged_pool.stages.errors import InvalidInput
+
 _MARK: Final = b"\x89staged-pool frames\r\n\x1a\n"
 _COUNT: Final = struct.Struct(">I")
 MAX_FRAMES: Final = 100_000
 
 
 def join_frames(frames: Sequence[bytes]) -> bytes:
-    """Join encoded images, such as JPEGs, as the source of a `Video`."""
+    """Join encoded images, such as JPEGs, as the source of a `Video`.
+
+    Raises:
+        InvalidInput: There is no frame, or there are more than `MAX_FRAMES`.
+    """
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise InvalidInput(f"A video has 1 to {MAX_FRAMES} ready frames, not {len(frames)}.", param="input")
     sizes = struct.pack(f">{len(frames)}I", *map(len, frames))
     return b"".join((_MARK, _COUNT.pack(len(frames)), sizes, *frames))
 

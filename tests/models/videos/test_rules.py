@@ -12,7 +12,8 @@ from staged_pool.runtime.models.images.sizes import PixelRange
 from staged_pool.runtime.models.videos.patches import cut_patches
 from staged_pool.runtime.models.videos.sampling import qwen2_frames, qwen3_frames, qwen3_step_times
 from staged_pool.runtime.models.videos.sizes import VolumeRange, qwen2_size, qwen3_size
-from staged_pool.stages.errors import UnusableMedia
+from staged_pool.runtime.requests import Video
+from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from tests.models.videos import processor_oracle as oracle
 
 TOTALS = (2, 3, 4, 5, 7, 8, 17, 60, 61, 300, 1799, 40000)
@@ -127,3 +128,9 @@ def test_frames_of_several_sizes_are_resized_one_by_one() -> None:
         got = step.view(24, 3, 2, per_frame)[:, :, place]
         assert torch.equal(got, alone[place].view(24, 3, 2, per_frame)[:, :, 0])
     assert torch.equal(second, alone[2])
+
+
+@pytest.mark.parametrize("count", [0, 100_001])
+def test_a_video_of_ready_frames_has_some_and_not_too_many(count: int) -> None:
+    with pytest.raises(InvalidInput, match=f"A video has 1 to 100000 ready frames, not {count}"):
+        Video.of_frames([b""] * count)
