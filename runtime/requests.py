@@ -81,11 +81,8 @@ class Video(Image):
         """Return the video of frames that are chosen already.
 
         Args:
-            frames: Encoded images, such as JPEGs, in the order of time.
+            frames: Encoded images, such as JPEGs, in the order of time: 1 to 100,000.
             fps: Frames a second. None: the usual rate of the model.
-
-        Raises:
-            InvalidInput: There is no frame, or there are more than 100,000.
         """
         return Video(join_frames(frames), {} if fps is None else {"fps": fps})
 
