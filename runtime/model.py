@@ -1,139 +1,18 @@
-"""The interface between the engine and a model: its functions, its payloads and its card."""
+"""The interface between the engine and a model: its functions and their inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from staged_pool.runtime.requests import Chat, Image, ImagePair, Output, Outputs, PairInput, PluginSource, TextInput
-from staged_pool.runtime.spans import Span
+from staged_pool.runtime.card import Lane, ModelCard, Role
+from staged_pool.runtime.payloads import ModelRow, Payload
+from staged_pool.runtime.requests import Chat, Image, ImagePair, Outputs, PairInput, PluginSource, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.work import Prepared
-
-Role: TypeAlias = Literal["query", "document"]
-Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
-Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
-Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
-Lane: TypeAlias = Literal["text", "image", "plugin"]
-"""Kind of an input. Each lane has its own stages, so texts never wait behind images; plugins have their own engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class SparseVector:
-    """The entries other than 0 of a vector over the vocabulary."""
-
-    indices: NDArray[np.int32]
-    """[entries]: token ids, ascending."""
-    values: NDArray[np.float32]
-    """[entries]: weights of these tokens."""
-
-    @property
-    def size(self) -> int:
-        """Count of numbers in both arrays."""
-        return self.indices.size + self.values.size
-
-
-Values: TypeAlias = NDArray[np.float32] | SparseVector
-"""One `Output` of one input, on the host.
-
-dense [width], or [chunks, width] of a document in chunks, not normalised; multi_vector [kept tokens, width]; labels
-[labels]; token_labels [tokens, labels]; token_weights [tokens]; or a sparse vector."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """One image or video, ready for the device."""
-
-    values: NDArray[np.uint8] | NDArray[np.float32]
-    """[3, height, width], or [patches, patch values] for models that take images of any shape.
-
-    Bytes are normalised on the device; float32 values are normalised already.
-    """
-    grid: tuple[int, int] | None = None
-    """Height and width in patches, for models that take images of any shape."""
-    steps: int = 1
-    step_s: float | None = None
-    """Steps of a video, each with the patches of `grid`, and seconds of a step. None: an image."""
-    times_s: tuple[float, ...] | None = None
-    """Times of a video's steps in seconds, for a model whose text tells them. The device needs none."""
-
-    @property
-    def patches(self) -> int | None:
-        """Number of patches in the grid, over all steps; None without a grid."""
-        return None if self.grid is None else self.steps * self.grid[0] * self.grid[1]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedImage:
-    """An input of one image without text, ready for the device."""
-
-    pixels: Pixels
-    outputs: Outputs
-    tokens: int
-    """Vectors that the transformer computes for it: its patches and the special tokens of the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """An input of tokens, ready for the device; it may hold images."""
-
-    ids: list[int]
-    """Token ids, at least one."""
-    outputs: Outputs
-    first_tokens: int | None = None
-    """Tokens of the first segment of a pair; the rest is the second segment. None: one segment."""
-    prompt_tokens: int = 0
-    """Leading tokens that pooling leaves out."""
-    unseen_tokens: int = 0
-    """Trailing tokens that no token attends to, such as a query's expansion in late interaction."""
-    kept: tuple[int, ...] | None = None
-    """Indices of the tokens whose vectors multi_vector returns, or whose labels are those of steps. None: all."""
-    spans: tuple[Span, ...] | None = None
-    """The span of each token, for token_labels, or because the request wants offsets."""
-    images: tuple[Pixels, ...] = ()
-    """Images whose vectors replace the image tokens in `ids`, in order."""
-    looked_up: bool = False
-    """True: sparse weights of its tokens are looked up in a table, and the transformer does not read it."""
-    chunks: tuple[int, ...] | None = None
-    """Tokens of each chunk of a document, which sum to those in `ids`; each gets a dense vector. None: no chunks."""
-    adapter: str | None = None
-    """Adapter of the forward, the same for a whole batch. None: the base model."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens."""
-        return len(self.ids)
-
-
-Payload: TypeAlias = TokenSequence | PreparedImage
-"""An input that is ready for the device. A batch has payloads of one kind; their batch keys see to that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The outputs of the device for one input."""
-
-    values: Mapping[Output, Values]
-    payload: Payload
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in all outputs."""
-        return sum([value.size for value in self.values.values()])
-
-
-class ModelRow(Protocol):
-    """Result of a forward for one payload, as the engine sees it."""
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers in it, of 4 bytes each, for the memory of answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,88 +58,6 @@ class ModelInput:
         if isinstance(self.source, TextInput) and isinstance(self.source.source, Chat):
             return replace(self, source=replace(self.source, source=self.source.source.with_images(images)))
         return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """Description of a loaded model, for the log, `/ready` and `/v1/models`."""
-
-    name: str
-    """Served name of the model."""
-    architecture: str
-    """Class of the transformer, such as `BertModel`."""
-    parameters: int
-    lanes: tuple[Lane, ...] = ("text",)
-    """Kinds of inputs that it reads: texts, inputs with images, or both."""
-    reads_videos: bool = False
-    """True if inputs with images may have videos too."""
-    outputs: tuple[Output, ...] = (Output.DENSE,)
-    """Outputs of a forward."""
-    scoring: Scoring | None = "bi-encoder"
-    """Method of comparing a query with a document; None if the model has none."""
-    similarity: Similarity = "cosine"
-    """Similarity of two vectors, if `scoring` compares vectors."""
-    width: int
-    """Width of a dense vector; 0 if there is none."""
-    token_width: int = 0
-    """Width of a token's vector; 0 if there is none."""
-    matryoshka: bool = False
-    """True if dense vectors may be cut, because the model was trained for it."""
-    dimensions: tuple[int, ...] = ()
-    """Widths that it was trained for. Empty: any width."""
-    max_active_dims: int | None = None
-    """Most weights that a sparse vector keeps. None: all."""
-    labels: tuple[str, ...] = ()
-    """Names of the labels, in the order of their logits."""
-    activation: Activation = "identity"
-    """Function from logits to scores."""
-    labels_steps: bool = False
-    """True if labels are those of steps, each of which ends in a tag."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompts of the model by name: texts to put before an input."""
-    default_prompt: str = ""
-    """Prompt to put before a text if the request names none."""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    """Adapter for each name of a prompt; for the empty name, that of requests which name none."""
-    max_tokens: int
-    """Longest input in tokens, special tokens included."""
-    vocabulary: int
-    """Size of the vocabulary: token ids are below it."""
-    pooling: str
-    """Pooling of token vectors, such as `mean`, or `cls+max` for a concatenation."""
-    normalize: bool
-    """True if dense vectors are normalised to length 1."""
-    splits_long_inputs: bool = False
-    """True if the embedding of a longer input is the mean of its parts."""
-    dtype: str
-    device: str
-    """Name of the device, such as `cpu` or `cuda:0`; several names with commas between them."""
-    attention: str
-    """Layout of batches: `packed` or `padded`."""
-    torch_threads: int
-    """Threads of torch for all forwards together."""
-    forward_workers: int
-    """Forwards at once on all devices. On a CPU a forward that is alone uses all threads, else its share."""
-    launched_ahead: int = 0
-    """Forwards launched behind each one that runs, so that a GPU does not wait."""
-    notes: tuple[str, ...] = ()
-    """Assumptions about the model folder, where its files are silent."""
-    memory_tokens: int | None = None
-    """Tokens of a batch that the device has memory for. None: unknown."""
-    is_plugin: bool = False
-    """True for a plugin: it takes data of its own, and does no task of models."""
-    load_s: float
-    """Seconds from the first byte read to the end of the warm-up."""
-
-    @property
-    def summary(self) -> dict[str, object]:
-        """A few facts for the log."""
-        return {"width": self.width, "dtype": self.dtype, "device": self.device, "load_s": round(self.load_s, 3)}
-
-    @property
-    def forward_calls(self) -> int:
-        """Most calls of `Model.forward` at once, launched ones included."""
-        return self.forward_workers * (1 + self.launched_ahead)
 
 
 Preprocessed: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 
 
 @dataclass(frozen=True, slots=True)

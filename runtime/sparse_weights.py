@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 
 
 def largest_weights(vector: SparseVector, count: int | None) -> SparseVector:

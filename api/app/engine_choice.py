@@ -11,8 +11,8 @@ from staged_pool.api.app.tasks import Task
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.wire.dialects.plugin import PLUGIN_TASK
 from staged_pool.api.wire.dialects.pooling import POOLING_TASKS, Narrowed
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
 
 MOST_NAMED: Final = 8

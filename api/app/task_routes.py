@@ -19,8 +19,8 @@ from staged_pool.api.tracing.encoding_formats import encoding_formats
 from staged_pool.api.wire.dialects import invocations, plugin
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.ndjson import LineExchange
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import Unsupported
 
 

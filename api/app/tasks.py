@@ -30,7 +30,7 @@ from staged_pool.api.wire.errors import plain_error
 from staged_pool.api.wire.exchange import Body, Read
 from staged_pool.api.wire.image_count import count_images
 from staged_pool.api.wire.ndjson import ReadLines
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput
 

@@ -13,7 +13,7 @@ from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import ServerAnswer
 from staged_pool.client.results import EntitiesResult
 from staged_pool.runtime.joining import join_usage
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, ScoreResult, Usage
 

@@ -17,7 +17,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.machine.memory import Machine
 
 if TYPE_CHECKING:
-    from staged_pool.runtime.model import ModelCard
+    from staged_pool.runtime.card import ModelCard
 
 _SETTINGS: Final = (
     "revision", "offline", "task", "score_template", "score_tokens", "allow_pickle", "trust_remote_code",

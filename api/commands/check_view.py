@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from staged_pool.runtime.model import ModelCard
+    from staged_pool.runtime.card import ModelCard
 
 _MARKS: Final = {"ok": "green", "!!": "bold yellow"}
 

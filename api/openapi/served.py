@@ -9,7 +9,7 @@ import msgspec
 
 from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.openapi.answers import AnswerSchema
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from staged_pool.pool.calls import call_of
 from staged_pool.pool.owner import EngineOwner
 from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.card import Role
 from staged_pool.runtime.encoding.inputs import Pairs
 from staged_pool.runtime.encoding.options import PredictKeywords, RankKeywords, ToArray, ToTensor, ToTensors
 from staged_pool.runtime.encoding.predictions import Prediction, RankedDocument, prediction, ranked, ranking
 from staged_pool.runtime.encoding.vectors import encoding
 from staged_pool.runtime.engine.encode_api import method_for
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Role
 
 if TYPE_CHECKING:
     from staged_pool.runtime.encoding.tensors import Tensor

@@ -15,10 +15,10 @@ from typing import Any, Final, Self, TypeVar, get_args
 
 from staged_pool.pool.calls import Call
 from staged_pool.pool.engine_thread import CLOSED, Backend, EngineThread, result_of
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.plugins.processor import Plugin
 from staged_pool.runtime.settings import DAY_S
 from staged_pool.runtime.statistics import EngineStatistics

@@ -102,10 +102,11 @@ __all__ = [
 if TYPE_CHECKING:
     from staged_pool.client import AsyncClient, Client, RetryPolicy
     from staged_pool.pool import Pool, ResultStream
+    from staged_pool.runtime.card import ModelCard
     from staged_pool.runtime.config import EngineConfig
     from staged_pool.runtime.engine.engine import Engine
     from staged_pool.runtime.engine.open import open_engine, open_engines
-    from staged_pool.runtime.model import ModelCard, Row, SparseVector
+    from staged_pool.runtime.payloads import Row, SparseVector
     from staged_pool.runtime.pipelines.declaration import PipelineStage
     from staged_pool.runtime.pipelines.items import Embedding, ItemError, Labelled, PipelineItem, PipelineResult
     from staged_pool.runtime.pipelines.pipeline import Pipeline
@@ -170,7 +171,8 @@ else:
         "staged_pool.runtime.config": ("EngineConfig",),
         "staged_pool.runtime.engine.engine": ("Engine",),
         "staged_pool.runtime.engine.open": ("open_engine", "open_engines"),
-        "staged_pool.runtime.model": ("ModelCard", "Row", "SparseVector"),
+        "staged_pool.runtime.card": ("ModelCard",),
+        "staged_pool.runtime.payloads": ("Row", "SparseVector"),
         "staged_pool.runtime.plugins.processor": ("ModelInputs", "PluginContext", "PluginSetup", "Processor"),
         "staged_pool.runtime.plugins.vllm_style": ("VllmPlugin",),
         "staged_pool.runtime.pipelines.declaration": ("PipelineStage",),

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from staged_pool.api.wire import extract_images, forms, json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ENGINE_WORDS, Words

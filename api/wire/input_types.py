@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.stages.errors import InvalidInput, shortened
 
 INPUT_TYPES: Final[Mapping[str, str | None]] = {

@@ -11,7 +11,7 @@ from staged_pool.api.wire.encodings import EmbedDType, Encoding
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.images import read_image, read_video
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Image
 
 EmbeddingType: TypeAlias = Literal[

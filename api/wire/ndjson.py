@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.exchange import Body, Received, usage_fields
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.work import Request
 

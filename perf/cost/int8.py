@@ -19,8 +19,9 @@ from perf.tools.report import number
 from perf.tools.servers import Options
 from perf.tools.texts import TextSource
 from staged_pool.runtime.config import DType
-from staged_pool.runtime.model import ModelInput, Payload, Row
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.payloads import Payload, Row
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Output, TextInput
 from staged_pool.stages.work import Prepared
 

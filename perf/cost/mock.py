@@ -21,11 +21,13 @@ from staged_pool.api.commands.process import prepare_environment, run
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, TokenSequence
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.runtime.threads.device import DeviceThreads

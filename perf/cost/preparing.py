@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from perf.cost.at_once import Block, per_second
 from perf.tools.jpegs import SIZES, Size, jpeg
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.threads.openmp import VARIABLES
 

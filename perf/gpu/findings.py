@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staged_pool.runtime.model import SparseVector, Values
 from staged_pool.runtime.models.kernels.self_check import difference
+from staged_pool.runtime.payloads import SparseVector, Values
 from staged_pool.runtime.requests import Output
 
 _FIRST, _LAST = 100, 200

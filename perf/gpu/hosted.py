@@ -27,9 +27,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Payload
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model, share_memory
+from staged_pool.runtime.payloads import Payload
 from staged_pool.runtime.requests import Content
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads

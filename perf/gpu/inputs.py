@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from staged_pool.runtime.model import Lane, ModelInput
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import MODEL_MAX, Image, Output, Outputs, PairInput, TextInput
 
 _WORDS: Final = (40, 1, 12, 60, 3, 25, 8, 90)

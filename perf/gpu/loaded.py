@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.runtime.payloads import Payload
 from staged_pool.stages.work import Prepared
 
 

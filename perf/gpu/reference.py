@@ -10,8 +10,9 @@ import numpy as np
 from perf.gpu.loaded import prepared
 from perf.gpu.traffic import Vectors
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, Output, TextInput
 
 _TOKENS: Final = 2048

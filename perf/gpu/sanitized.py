@@ -24,13 +24,14 @@ from perf.gpu.findings import Finding, as_rows
 from perf.gpu.inputs import inputs_of
 from perf.gpu.loaded import prepared, text_transformer
 from perf.tools.servers import ROOT, family
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Row
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, cuda_recorder
 from staged_pool.runtime.models.transformer.speedups import Speedups
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 
 _SANITIZER: Final = "compute-sanitizer"

@@ -24,7 +24,8 @@ from perf.tools.jpegs import embedding_request, jpeg
 from perf.tools.servers import prepare_libraries
 from perf.tools.texts import SHAPES, Shape, TextSource, embeddings_body
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload
 from staged_pool.runtime.requests import DENSE_ONLY, Content, Image, TextInput
 from staged_pool.stages.exception_groups import only_error
 

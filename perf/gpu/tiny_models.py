@@ -14,9 +14,9 @@ from torch import Tensor
 from perf.gpu.findings import Finding, as_rows, compared, failed, guarded
 from perf.gpu.inputs import inputs_of
 from perf.gpu.loaded import prepared, text_transformer
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.config import DType as DTypeName
-from staged_pool.runtime.model import Lane, Payload, Row, TokenSequence
 from staged_pool.runtime.models.devices.accelerators import open_devices
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.attention import takes_varlen
@@ -26,6 +26,7 @@ from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, bucket_for, cuda_recorder
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
+from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.requests import Output
 
 FASTEST: Final = frozenset({"bert-mean", "modernbert-cls", "qwen3-embed-left"})

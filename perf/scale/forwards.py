@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perf.tools.servers import Options
-from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload
 from staged_pool.runtime.requests import DENSE_ONLY, TextInput
 from staged_pool.stages.work import Prepared
 

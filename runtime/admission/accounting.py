@@ -10,8 +10,8 @@ from math import ceil, inf
 from typing import Final, NamedTuple, cast
 
 from staged_pool.runtime.admission.estimates import Estimates
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling.entries import Priority
 

@@ -31,8 +31,8 @@ from staged_pool.runtime.admission.accounting import (
 )
 from staged_pool.runtime.admission.delays import Delays
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.meter import Histogram

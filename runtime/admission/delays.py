@@ -8,7 +8,7 @@ from typing import Final
 from staged_pool.runtime.admission.accounting import InFlight, LaneUsage, RequestClass, Reservation
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
 from staged_pool.runtime.admission.prediction import LanePrediction
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.scheduling.tuning import INTERACTIVE_WEIGHT

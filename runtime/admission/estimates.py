@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 from staged_pool.stages.scheduling.tuning import LEARNING_WEIGHT, RARE
 
 FIRST_BYTES_PER_TOKEN: Final = 4.0

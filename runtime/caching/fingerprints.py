@@ -18,7 +18,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.work import Prepared

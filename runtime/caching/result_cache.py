@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from staged_pool.runtime.model import Payload, Row, SparseVector, Values
+from staged_pool.runtime.payloads import Payload, Row, SparseVector, Values
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 

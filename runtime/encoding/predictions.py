@@ -9,10 +9,10 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.encoding.inputs import listed_pairs
 from staged_pool.runtime.encoding.options import PredictOptions, options
 from staged_pool.runtime.encoding.tensors import no_rows, tensor
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output
 from staged_pool.runtime.results import ClassifyResult, ScoreResult
 from staged_pool.runtime.tasks.classify import activated

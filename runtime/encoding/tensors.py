@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.runtime.card import ModelCard, Role
 from staged_pool.runtime.encoding.inputs import listed
 from staged_pool.runtime.encoding.options import EncodeOptions, Precision, options
 from staged_pool.runtime.encoding.tensors import no_rows, sparse_rows, tensor
 from staged_pool.runtime.joining import join_vectors
-from staged_pool.runtime.model import ModelCard, Role
 from staged_pool.runtime.requests import MODEL_MAX, Content, Output
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.sparse_weights import largest_weights

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from staged_pool.runtime.caching.result_cache import ResultCache, freeze
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.lanes import LaneParts, admission_of, build_batch_stage
@@ -16,7 +17,8 @@ from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.engine.reports import engine_load, model_facts
 from staged_pool.runtime.engine.stage_group import StageGroup
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, Model, Row
+from staged_pool.runtime.model import Model
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.remote.return_rows import ReturnStage
 from staged_pool.runtime.remote.tickets import FrontTicket
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics

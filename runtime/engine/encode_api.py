@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.call_options import ScoreOptions
+from staged_pool.runtime.card import ModelCard, Role
 from staged_pool.runtime.encoding.inputs import Pairs
 from staged_pool.runtime.encoding.options import PredictKeywords, RankKeywords, ToArray, ToTensor, ToTensors
 from staged_pool.runtime.encoding.predictions import Prediction, RankedDocument, prediction, ranked, ranking
@@ -21,7 +22,6 @@ from staged_pool.runtime.encoding.vectors import encoding
 from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.patience import patiently
 from staged_pool.runtime.input_ranges import portions, with_input_range
-from staged_pool.runtime.model import ModelCard, Role
 from staged_pool.runtime.progress import reporting
 from staged_pool.runtime.requests import Content
 from staged_pool.runtime.results import ClassifyResult, ScoreResult

@@ -6,13 +6,14 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.admission.accounting import Arriving, RequestClass
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.encode_api import EncodeApi
 from staged_pool.runtime.engine.engine_stages import EngineStages
@@ -28,7 +29,7 @@ from staged_pool.runtime.engine.token_api import TokenApi
 from staged_pool.runtime.engine.visits import Visits
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.model import Lane, ModelCard, Preparer
+from staged_pool.runtime.model import Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics
@@ -45,8 +46,6 @@ from staged_pool.stages.work import Request
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-_SUBJECT: Final = "The engine"  # of the errors of `HostLoop.check`
 
 
 class Engine(EncodeApi, TokenApi, PluginApi, Visits):
@@ -69,7 +68,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         memory: MemoryGovernor,
         remote: RemoteModel | None = None,
     ) -> None:
-        self._host = HostLoop()
+        self._host = HostLoop("The engine")
         self._config = config
         self._model = model
         self._tokenize = tokenize
@@ -142,7 +141,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
 
     async def wait_broken(self) -> str:
         """Wait until the engine can serve no more. Returns the reason; empty if it was stopped in order."""
-        self._host.check(_SUBJECT)
+        self._host.check()
         return await self._life.wait_broken()
 
     async def submit(
@@ -184,7 +183,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             DeadlineExceeded: `timeout_s` passed, or cannot be met.
             StagedPoolError: Any other error of `decode`, the model or `encode`.
         """
-        self._host.check(_SUBJECT)
+        self._host.check()
         arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
         while timeout_s > 0:
@@ -250,7 +249,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         Raises:
             StagedPoolError: As for `submit`.
         """
-        self._host.check(_SUBJECT)
+        self._host.check()
         rows, failure, tokens = RowStream(), None, 0
         own = AnswerMemory(self.memory.budget.answers, tenant)
         with single_errors(), own:
@@ -308,7 +307,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
 
     async def _run_preprocess(self, call: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""
-        self._host.check(_SUBJECT)
+        self._host.check()
         await anyio.lowlevel.checkpoint_if_cancelled()
         reservation = await self._entrance.admit(Arriving(body_bytes))
         offload = self._lanes[lane].preprocess if lane in self._lanes else self._tokenize
@@ -319,7 +318,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
 
         After `timeout_s` seconds the requests that are still in flight fail with `EngineStopped`.
         """
-        self._host.check(_SUBJECT)
+        self._host.check()
         await self._life.drain(timeout_s)
 
     def statistics(self) -> EngineStatistics:

@@ -9,10 +9,12 @@ import anyio
 
 from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.caching.result_cache import ResultCache, freeze
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
 from staged_pool.runtime.engine.stage_group import StageGroup
-from staged_pool.runtime.model import Lane, ModelInput, ModelRow, Preparer
+from staged_pool.runtime.model import ModelInput, Preparer
+from staged_pool.runtime.payloads import ModelRow
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.channel import ENDED, Channel, Sender
 from staged_pool.stages.errors import EngineStopped

@@ -10,8 +10,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.runtime.admission.accounting import Arriving, RequestClass, Reservation
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine.device_engine import DeviceEngine
-from staged_pool.runtime.model import Lane, Row
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, pack_row, unpack_payload
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome, pack_error

@@ -20,19 +20,20 @@ class HostLoop:
     """The event loop in which this object is made.
 
     Objects of one loop, such as events, would wait for ever in another.
+
+    Args:
+        subject: Name of the object that belongs to the loop, as the subject of error messages.
     """
 
-    __slots__ = ("_library", "_loop", "_thread")
+    __slots__ = ("_library", "_loop", "_subject", "_thread")
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
         self._library, self._loop = _running()
         self._thread = threading.current_thread().name
 
-    def check(self, subject: str) -> None:
+    def check(self) -> None:
         """Raise an error in a call from another event loop, which would hang otherwise.
-
-        Args:
-            subject: Name of the object that belongs to the loop, as the subject of the error message.
 
         Raises:
             RuntimeError: Another event loop runs here, or none.
@@ -47,7 +48,7 @@ class HostLoop:
                 f"belongs to another event loop ({self._library}'s, in thread {self._thread!r}): await it there, "
                 "from another thread with `anyio.from_thread.run` or `asyncio.run_coroutine_threadsafe`"
             )
-        raise RuntimeError(f"{subject} {where}. Here runs {f'one of {library}' if library else 'none'}.")
+        raise RuntimeError(f"{self._subject} {where}. Here runs {f'one of {library}' if library else 'none'}.")
 
 
 def _running() -> tuple[str, object]:
@@ -88,7 +89,7 @@ class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
     async def __aenter__(self) -> T:
         if self._home is not None:
             raise RuntimeError(f"{self._name} was opened before: make another one")
-        self._home = HostLoop()
+        self._home = HostLoop(self._name)
         self._opened, self._leave, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
         self._scope = anyio.CancelScope()
         _spawn(self._run, self._name)
@@ -106,7 +107,7 @@ class OwnTask(AbstractAsyncContextManager[T, None], Generic[T]):
     ) -> None:
         if self._home is None:
             raise RuntimeError(f"{self._name} was never opened")
-        self._home.check(self._name)
+        self._home.check()
         if kind is not None:
             await self._stop()
         else:

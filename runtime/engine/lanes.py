@@ -9,8 +9,10 @@ from math import inf
 from typing import Any, Final, TypeAlias, cast
 
 from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow, Preparer
+from staged_pool.runtime.model import Model, ModelInput, Preparer
+from staged_pool.runtime.payloads import ModelRow
 from staged_pool.runtime.remote.batch import RemoteBatchStage
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.batch import BatchStage

@@ -7,12 +7,13 @@ from math import inf
 from typing import Protocol
 
 from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import BatchLane
 from staged_pool.runtime.engine.lifecycle import Lifecycle
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preparer
+from staged_pool.runtime.model import ModelInput, Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.statistics import EngineLoad, EngineStatistics, LaneLoad, LimiterStatistics, ModelFacts

@@ -9,9 +9,10 @@ from typing import Final, cast
 
 from staged_pool.runtime.admission.accounting import Reservation
 from staged_pool.runtime.caching.fingerprints import SharingScopes
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ImagePair, PairInput, TokenClassifyRequest
 from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
 from staged_pool.stages.ticket import Ticket

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.engine_stages import POSTPROCESS_WORKERS
@@ -12,7 +13,7 @@ from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
 from staged_pool.runtime.engine.reports import CountingCompleter
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, reject_fetch
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
-from staged_pool.runtime.model import Lane, Preparer
+from staged_pool.runtime.model import Preparer
 from staged_pool.runtime.plugins.model import PluginModel
 from staged_pool.runtime.plugins.request import PluginCompleter
 from staged_pool.runtime.remote.model import RemoteModel

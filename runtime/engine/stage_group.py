@@ -11,8 +11,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine.lanes import BatchLane
-from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import (
     BatchSizes,
     DeviceStatistics,

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.request_planner import check_images
-from staged_pool.runtime.model import Lane, Preparer
+from staged_pool.runtime.model import Preparer
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import InvalidInput, TooLarge

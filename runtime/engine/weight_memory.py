@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device_names import device_names
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.models.find import FoundModel
 
 WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}

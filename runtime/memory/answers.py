@@ -7,8 +7,9 @@ from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Final
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.memory.budget import ByteAccount
-from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Overloaded, TooLarge
 

@@ -11,18 +11,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from staged_pool.runtime.model import (
-    Lane,
-    Payload,
-    PreparedImage,
-    Row,
-    SparseVector,
-    Values,
-)
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
 from staged_pool.runtime.models.input_preparer import InputPreparer
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
 from staged_pool.runtime.models.towers.tower import Tower
+from staged_pool.runtime.payloads import Payload, PreparedImage, Row, SparseVector, Values
 from staged_pool.runtime.statistics import ReplicaStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory
 from staged_pool.stages.exhausted import is_out_of_memory

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Preprocessed
+from staged_pool.runtime.model import ModelInput, Preprocessed
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import load_processor
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision

@@ -11,11 +11,11 @@ from typing import Final
 
 import torch
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.load_progress import LoadPhase, LoadProgress
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import Lane
 from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static_tokenizer
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer

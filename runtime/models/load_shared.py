@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.load_progress import LoadProgress
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel

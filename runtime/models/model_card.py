@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard, Row
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.devices.kernel_choices import tuning
 from staged_pool.runtime.models.devices.launch import Replica
@@ -16,6 +16,7 @@ from staged_pool.runtime.models.specs.layers import StepLabelsSpec
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, SpladeSpec
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.log import get_logger
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Lane, ModelInput, Preprocessed
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.model import ModelInput, Preprocessed
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample

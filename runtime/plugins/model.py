@@ -10,8 +10,10 @@ from typing import Any, Final, cast
 import numpy as np
 
 from staged_pool.runtime import arguments
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, ModelRow, Row
+from staged_pool.runtime.model import Model, ModelInput
+from staged_pool.runtime.payloads import ModelRow, Row
 from staged_pool.runtime.plugins.call import PluginCall
 from staged_pool.runtime.plugins.host import PluginHost
 from staged_pool.runtime.plugins.processor import ModelInputs

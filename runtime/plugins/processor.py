@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Hashable, MutableMapping, Seque
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import Abandoned, ConfigError, StagedPoolError
 from staged_pool.stages.ticket import Ticket
 

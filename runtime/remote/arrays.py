@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.runtime.spans import Span
 from staged_pool.stages.wire import Bytes, WireError

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import anyio
 from anyio.abc import TaskStatus
 
-from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.payloads import ModelRow
 from staged_pool.runtime.remote.arrays import PackedPayload
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.batch_results import BatchCounts

@@ -12,7 +12,8 @@ from typing import Any, Final, cast
 import anyio
 
 from staged_pool.runtime.admission.accounting import Arriving
-from staged_pool.runtime.model import Lane, Row
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, unpack_row
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome

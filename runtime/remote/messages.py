@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from staged_pool.runtime.model import Lane, ModelCard
+from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.remote.arrays import Amount, Packed, PackedPayload, PackedRow
 from staged_pool.runtime.statistics import EngineLoad

@@ -11,8 +11,9 @@ import anyio
 
 from staged_pool.runtime.admission.accounting import Arriving, Reservation
 from staged_pool.runtime.admission.controller import Admission, LimitReached
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.runtime.payloads import ModelRow
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import pack_key, pack_payload
 from staged_pool.runtime.remote.batch import Outgoing, Packed, RemoteBatchStage

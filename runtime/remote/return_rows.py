@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from staged_pool.runtime.model import Row
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.remote.tickets import FrontTicket
 from staged_pool.stages.channel import Receiver
 from staged_pool.stages.stage import Stage, StageOptions

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Activation, ModelCard, ModelInput
+from staged_pool.runtime.card import Activation, ModelCard
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import HYPOTHESIS, ClassifyRequest, Image, Output, Outputs
 from staged_pool.runtime.results import ClassifyResult, Usage
 from staged_pool.runtime.tasks.embed import array

@@ -9,7 +9,9 @@ from typing import Final, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, TokenSequence
+from staged_pool.runtime.card import ModelCard
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.requests import Aggregation, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult, Usage
 from staged_pool.runtime.spans import Span

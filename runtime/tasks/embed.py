@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector, TokenSequence
+from staged_pool.runtime.card import ModelCard, Role
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.runtime.sparse_weights import largest_weights

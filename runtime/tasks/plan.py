@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.card import ModelCard
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest, Video
 from staged_pool.runtime.tasks import classify, classify_tokens, embed, score, zero_shot
 from staged_pool.stages.errors import Unsupported

@@ -9,7 +9,9 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
+from staged_pool.runtime.card import ModelCard, Role, Scoring, Similarity
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Row, SparseVector
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
     Chat,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from string import Formatter
 
-from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.card import ModelCard
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import MAX_LABEL_CHARACTERS, ClassifyRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated, label_logits

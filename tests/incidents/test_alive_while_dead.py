@@ -25,7 +25,8 @@ from starlette.routing import Route
 
 from staged_pool.api.http.listener import bind
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, Payload, Row
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload, Row
 from staged_pool.runtime.plugins.processor import PluginContext
 from staged_pool.stages.errors import DeviceLost, ModelFailed
 from staged_pool.stages.scheduling.service_time import EARLY_STALL_S, STALL_LEARNED_BATCHES

@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 import transformers
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import copy_tokenizer
 from staged_pool.runtime.models.tokenizing.text_settings import TextSettings
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from staged_pool.runtime.model import Payload, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.towers.text import TextTower
+from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.requests import (
     MODEL_MAX,
     Chat,

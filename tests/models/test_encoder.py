@@ -9,8 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Model, Row, TokenSequence
+from staged_pool.runtime.model import Model
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
 from tests.models.conftest import LoadTiny

@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.input_preparer import InputPreparer, load_preparer
 from staged_pool.runtime.models.load import load_model
@@ -197,7 +198,8 @@ import json, sys
 from pathlib import Path
 import msgspec
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.card import ModelCard
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import Preparation
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput

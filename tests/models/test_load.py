@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.devices import kernel_choices as tuning
 from staged_pool.runtime.models.devices import processor
 from staged_pool.runtime.models.kernels import linear
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.loading import rejection

@@ -104,7 +104,7 @@ def test_the_client_needs_little_of_what_an_engine_does() -> None:
         "arguments",
         "input_ranges",
         "joining",
-        "model",
+        "payloads",
         "progress",
         "requests",
         "results",

@@ -12,7 +12,7 @@ from perf.gpu.findings import Finding, as_rows, compared, failed, guarded
 from perf.gpu.right_tables import show
 from perf.gpu.traffic import Ask, Outcome, Vectors, asks, judge
 from perf.tools import report
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import Output
 
 BOUND = 0.1

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from staged_pool.runtime.caching.fingerprints import IDENTITY_BYTES, Identities, SharingScopes
-from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, TokenSequence
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
 from staged_pool.runtime.spans import Span
 from staged_pool.stages.errors import InvalidInput

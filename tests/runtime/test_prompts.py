@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.tasks.embed import plan
 from staged_pool.stages.errors import InvalidInput

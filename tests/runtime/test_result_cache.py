@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Row, SparseVector, TokenSequence
+from staged_pool.runtime.payloads import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 from staged_pool.stages.errors import ConfigError, ModelFailed

@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest, ScoreRequest, TextInput
 from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFailed, StageFailed
 from tests.servers.engines import engine_on

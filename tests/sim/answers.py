@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from tests.sim.model import asked_for, logit, values_of

@@ -17,7 +17,8 @@ import anyio
 import anyio.lowlevel
 import outcome
 
-from staged_pool.runtime.model import Lane, Payload
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.payloads import Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import Abandoned, DeviceLost, MediaUnavailable, UnusableMedia
 from tests.sim.model import sent_name

@@ -13,8 +13,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine.run import run_engine
-from staged_pool.runtime.model import Lane
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.stage import StageOptions

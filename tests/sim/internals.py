@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
 from staged_pool.runtime.admission.controller import LimitReached
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine import engine as engine_module
 from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Lane, Payload
+from staged_pool.runtime.payloads import Payload
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.scheduling.entries import Batch
 from staged_pool.stages.ticket import Item, Ticket

@@ -9,17 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import (
-    ModelInput,
-    Payload,
-    Pixels,
-    PreparedImage,
-    Preprocessed,
-    Row,
-    SparseVector,
-    TokenSequence,
-    Values,
-)
+from staged_pool.runtime.model import ModelInput, Preprocessed
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, Row, SparseVector, TokenSequence, Values
 from staged_pool.runtime.requests import (
     Chat,
     ClassifyRequest,

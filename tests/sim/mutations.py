@@ -24,6 +24,7 @@ from staged_pool.runtime.admission.accounting import Arriving, InFlight, Reserva
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.caching.fingerprints import Identities, SharingScopes
 from staged_pool.runtime.caching.result_cache import ResultCache
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import engine_stages
 from staged_pool.runtime.engine.engine import Engine
@@ -32,7 +33,8 @@ from staged_pool.runtime.engine.followed_requests import FollowedRequests
 from staged_pool.runtime.engine.lanes import LaneLimits
 from staged_pool.runtime.engine.lifecycle import Lifecycle
 from staged_pool.runtime.media.image_completer import ImageCompleter
-from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import isolate, preprocess, supervise, ticket_check

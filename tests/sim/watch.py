@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 import anyio
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import IMAGE_CHUNK_ITEMS
-from staged_pool.runtime.model import Lane, Payload, PreparedImage
+from staged_pool.runtime.payloads import Payload, PreparedImage
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling.entries import Batch

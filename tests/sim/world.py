@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.supervise import RestartPolicy
 

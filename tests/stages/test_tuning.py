@@ -13,9 +13,9 @@ import pytest
 
 from staged_pool.runtime.admission import controller, estimates
 from staged_pool.runtime.admission.accounting import RequestClass
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import lanes
-from staged_pool.runtime.model import Lane
 from staged_pool.stages import postprocess
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling import batch_budget, batch_former, fair_queue, service_time, tuning

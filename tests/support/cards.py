@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output
 
 CARD = ModelCard(

@@ -10,19 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from staged_pool.runtime.model import (
-    Lane,
-    ModelCard,
-    ModelInput,
-    Payload,
-    Pixels,
-    PreparedImage,
-    Preprocessed,
-    Row,
-    SparseVector,
-    TokenSequence,
-    Values,
-)
+from staged_pool.runtime.card import Lane, ModelCard
+from staged_pool.runtime.model import ModelInput, Preprocessed
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, Row, SparseVector, TokenSequence, Values
 from staged_pool.runtime.requests import MODEL_MAX, Chat, Image, ImagePair, Output, PairInput, PluginSource
 from staged_pool.runtime.spans import Span
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics

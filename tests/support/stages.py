@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Lane, ModelRow
+from staged_pool.runtime.payloads import ModelRow
 from staged_pool.stages.batch import BatchStage
 
 

@@ -15,7 +15,7 @@ from staged_pool.api.wire.exchange import Body, Write, listing, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import vllm_words
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
 

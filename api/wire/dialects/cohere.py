@@ -19,7 +19,7 @@ from staged_pool.api.wire.images import ContentPart, document, read_image, with_
 from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
 from staged_pool.api.wire.truncation import Truncate
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, NoInputs, Words

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around
 from staged_pool.api.wire.dialects.tei import labels_by_score
 from staged_pool.api.wire.exchange import usage_fields
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.results import ClassifyResult
 from staged_pool.runtime.statistics import EngineStatistics

@@ -16,7 +16,7 @@ from staged_pool.api.wire.dialects.pooling import NAMES
 from staged_pool.api.wire.dialects.score_fields import PAIRS
 from staged_pool.api.wire.dialects.zero_shot import has_parameters
 from staged_pool.api.wire.exchange import Body
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput
 

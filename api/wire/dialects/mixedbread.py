@@ -17,7 +17,7 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.images import ContentPart, document, with_options
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank

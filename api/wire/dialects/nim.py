@@ -16,7 +16,7 @@ from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.images import document, read_image, with_options
 from staged_pool.api.wire.truncation import TruncatePassages
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank

@@ -21,7 +21,7 @@ from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Limit, ModelName
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import UnknownModel, Words, shortened

@@ -21,7 +21,7 @@ from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.ndjson import LineWriter
 from staged_pool.api.wire.truncation import Truncate, TruncationSide
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput

@@ -18,7 +18,8 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import vllm_words
 from staged_pool.api.wire.fields import ANY_JSON, Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
-from staged_pool.runtime.model import ModelCard, SparseVector, Values
+from staged_pool.runtime.card import ModelCard
+from staged_pool.runtime.payloads import SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
 from staged_pool.stages.errors import InvalidInput, shortened

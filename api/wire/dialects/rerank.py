@@ -25,7 +25,7 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import Limit
 from staged_pool.api.wire.ndjson import LineWriter
 from staged_pool.api.wire.truncation import Direction, side_of
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 

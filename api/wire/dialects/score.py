@@ -21,7 +21,7 @@ from staged_pool.api.wire.dialects.score_fields import (
 from staged_pool.api.wire.exchange import Body, Write, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.ndjson import LineWriter
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.stages.errors import InvalidInput

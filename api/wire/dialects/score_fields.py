@@ -11,7 +11,7 @@ from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.images import ContentPart, document, with_options
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.truncation import TruncationSide, side_of
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest, Side
 from staged_pool.stages.errors import NoInputs, Words
 

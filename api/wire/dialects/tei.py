@@ -22,7 +22,7 @@ from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.texts_or_ids import places_of_texts, texts_or_ids
 from staged_pool.api.wire.truncation import Direction, side_of
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.embed import normalized

@@ -16,8 +16,8 @@ from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.texts_or_ids import id_lists
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.runtime.version import VERSION

@@ -27,7 +27,7 @@ from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Limit
 from staged_pool.api.wire.images import plain, read_image
 from staged_pool.api.wire.input_types import prompt_for
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.stages.errors import NoInputs, Words

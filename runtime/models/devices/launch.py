@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.statistics import ReplicaStatistics
 from staged_pool.stages.meter import LevelSeconds

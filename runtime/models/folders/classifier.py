@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from staged_pool.runtime.model import Activation, Scoring
+from staged_pool.runtime.card import Activation, Scoring
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import (
     Architecture,

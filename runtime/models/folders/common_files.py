@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.card import Similarity
 from staged_pool.runtime.models.folders.bidirectional import with_bidirectional_config
 from staged_pool.runtime.models.folders.embedding_gemma import with_gemma_text_config
 from staged_pool.runtime.models.folders.foreign_formats import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from staged_pool.runtime.model import Role
+from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.folders.common_files import (
     expect_level,
     read_body_config,

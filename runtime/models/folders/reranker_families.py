@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from staged_pool.runtime.model import Activation
+from staged_pool.runtime.card import Activation
 from staged_pool.runtime.models.folders.readme import front_matter, model_card
 from staged_pool.runtime.models.specs.model import LogitScoreSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm, PairPieces, PairTemplate

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast, get_args
 
-from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.card import Similarity
 from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
     read_chain,

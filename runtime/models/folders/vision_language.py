@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from staged_pool.runtime.model import Role
+from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.common_files import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_RETRIEVERS, OWN_CLASS, with_engine_config

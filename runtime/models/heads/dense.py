@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.specs.model import DenseSpec, PoolingMode
 from staged_pool.runtime.models.transformer.packing import PackedBatch, Skip
 from staged_pool.runtime.models.transformer.pooling import end_pool, pool
+from staged_pool.runtime.payloads import TokenSequence, Values
 
 _WRONG_END = 2
 """End token id in old configs of CLIP. It is wrong: the tokenizer has another."""

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import Values
 
 
 class Head(Protocol):

@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.model import DenseSpec, LabelsSpec, ModelFolder, OwnVectorSpec, PoolingMode
 from staged_pool.runtime.models.transformer.pooling import pool
 from staged_pool.runtime.models.vision.image_encoder import ImageFeatures
+from staged_pool.runtime.payloads import Values
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.heads.transplant import (
     TransplantedHead,
     WholeRun,
@@ -27,6 +26,7 @@ from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, s
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import cls_pool, last_token_pool, mean_pool
+from staged_pool.runtime.payloads import TokenSequence, Values
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

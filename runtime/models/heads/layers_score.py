@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import load_perceptron
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.layers import LayersScoreSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import last_token_pool
+from staged_pool.runtime.payloads import Values
 
 
 class LayersScoreHead:

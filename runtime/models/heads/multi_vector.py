@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.specs.model import MultiVectorSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import Values
 
 
 class MultiVectorHead:

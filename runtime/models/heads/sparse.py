@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import SparseVector, Values
 from staged_pool.runtime.models.heads.modules import load_projection, load_vector
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_whole_model
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
@@ -22,6 +21,7 @@ from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, h
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
 from staged_pool.runtime.models.tokenizing.tokenizer_file import TOKENIZER_FILE
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import SparseVector, Values
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.runtime.sparse_weights import largest_weights
 from staged_pool.runtime.tokens import TokenIds

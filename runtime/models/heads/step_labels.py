@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import load_perceptron
 from staged_pool.runtime.models.heads.multi_vector import kept_tokens
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.layers import StepLabelsSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import Values
 
 
 class StepLabelsHead:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, Seq2SeqModelOutput
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 

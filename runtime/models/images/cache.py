@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.statistics import ImageCacheStatistics
 
 _ENTRY_BYTES: Final = 512

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import PixelRange, TileGrid
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.stages.errors import UnusableMedia
 
 

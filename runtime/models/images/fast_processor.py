@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size, TileGrid, begins_with_columns
 from staged_pool.runtime.models.images.tiles import read_tiles
 from staged_pool.runtime.models.images.zero_copy import rgbx_pixels, shared_pixels
 from staged_pool.runtime.models.kernels.torch_threads import use_threads
+from staged_pool.runtime.payloads import Pixels
 
 
 def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings) -> Pixels:

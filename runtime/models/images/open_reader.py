@@ -10,7 +10,6 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -19,6 +18,7 @@ from staged_pool.runtime.models.images.settings import ImageSettings, load_proce
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.kernels.torch_threads import restore_threads
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.stages.errors import ConfigError, UnusableMedia
 from staged_pool.stages.log import get_logger
 

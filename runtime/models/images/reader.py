@@ -13,7 +13,6 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.memory.budget import DecodeMemory, MemoryBudget
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
@@ -22,6 +21,7 @@ from staged_pool.runtime.models.images.options import ImageOptions, OptionsReade
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size, TileGrid
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.runtime.workers.jobs import JobFailed, WorkerDied

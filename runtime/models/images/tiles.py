@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.sizes import Size, TileGrid
 from staged_pool.runtime.models.images.zero_copy import rgbx_pixels
+from staged_pool.runtime.payloads import Pixels
 
 
 def read_tiles(image: Image.Image, rule: TileGrid) -> Pixels:

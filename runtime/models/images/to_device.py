@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.kernels.transfer import send_arrays
+from staged_pool.runtime.payloads import Pixels
 
 
 def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
+from staged_pool.runtime.card import Activation, Role, Scoring, Similarity
 from staged_pool.runtime.models.specs.adapters import AdapterSpec
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 from staged_pool.runtime.models.specs.layers import LayersScoreSpec, Projection, StepLabelsSpec

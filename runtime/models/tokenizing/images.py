@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TypeAlias, TypeVar
 
-from staged_pool.runtime.model import ModelInput, Pixels, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs.conversation import ImageSpec
 from staged_pool.runtime.models.tokenizing.limits import check_own_limit, check_text, token_limit, too_long_error
@@ -24,6 +24,7 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tokenizing.video_steps import MediaSize, VideoSteps
 from staged_pool.runtime.models.videos.reader import Outline, VideoReader
 from staged_pool.runtime.models.vision.image_layout import ImageLayout
+from staged_pool.runtime.payloads import Pixels, TokenSequence
 from staged_pool.runtime.requests import Chat, Image, ImagePair, Side, TextInput, Video
 from staged_pool.runtime.tokens import TokenIds, Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput, UnsupportedMedia

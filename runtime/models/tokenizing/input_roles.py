@@ -13,9 +13,10 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Role, TokenSequence
+from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.specs.model import ModelFolder, RoleSettings
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, find_special_tokens, read_frame
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.runtime.spans import NO_TEXT, Span
 from staged_pool.runtime.tokens import TokenIds

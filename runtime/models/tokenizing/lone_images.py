@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from staged_pool.runtime.model import ModelInput, Pixels, PreparedImage, Preprocessed
+from staged_pool.runtime.model import ModelInput, Preprocessed
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.tokenizing.chat import plain_text
+from staged_pool.runtime.payloads import Pixels, PreparedImage
 from staged_pool.runtime.requests import Chat, Image, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared

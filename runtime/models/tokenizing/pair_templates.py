@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, message_part
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
@@ -24,6 +24,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import (
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Image, ImagePair, PairInput, Parts, Side, Video
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError, InvalidInput

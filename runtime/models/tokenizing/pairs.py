@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.limits import (
     InputLimits,
     check_own_limit,
@@ -15,6 +15,7 @@ from staged_pool.runtime.models.tokenizing.limits import (
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import PairSpecialTokens
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import PairInput, Side
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput, InvalidSetting

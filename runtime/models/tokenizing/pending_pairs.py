@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.limits import (
     InputLimits,
     check_own_limit,
@@ -14,6 +14,7 @@ from staged_pool.runtime.models.tokenizing.limits import (
     truncated,
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import PairInput, Side
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput, InvalidSetting

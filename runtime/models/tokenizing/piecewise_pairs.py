@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.specs.pair_forms import PairPieces
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, truncated
 from staged_pool.runtime.models.tokenizing.pending_pairs import (
@@ -20,6 +20,7 @@ from staged_pool.runtime.models.tokenizing.pending_pairs import (
     truncate_texts,
 )
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import MODEL_MAX, PairInput
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError, InvalidInput

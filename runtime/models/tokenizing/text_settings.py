@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from staged_pool.runtime.model import Role
+from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.specs.conversation import ConversationForm
 from staged_pool.runtime.models.specs.pair_forms import PairPieces, PairTemplate
 from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.model import ModelInput, Role, TokenSequence
+from staged_pool.runtime.card import Role
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
 from staged_pool.runtime.models.tokenizing.chunks import around, windows
 from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
@@ -22,6 +23,7 @@ from staged_pool.runtime.models.tokenizing.limits import (
 from staged_pool.runtime.models.tokenizing.pending_texts import PendingText, spans_of
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, common_prefix
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Chat, TextInput
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import InvalidInput

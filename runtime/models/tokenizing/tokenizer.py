@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
@@ -22,6 +22,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
 from staged_pool.runtime.models.tokenizing.text_cleanup import clean_up_spaces
 from staged_pool.runtime.models.tokenizing.text_settings import SpecialTexts, TextSettings
 from staged_pool.runtime.models.tokenizing.texts import TextReader
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Chat, ImagePair, PairInput, TextInput
 from staged_pool.runtime.tokens import Tokens
 from staged_pool.stages.errors import ConfigError, InvalidInput

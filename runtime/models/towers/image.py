@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import Payload, Pixels, PreparedImage, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.open_reader import read_sample
@@ -23,6 +22,7 @@ from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens
 from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from staged_pool.runtime.models.vision.image_graphs import COUNTS, ImageValues
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, Values
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger

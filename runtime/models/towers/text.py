@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import Payload, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
@@ -33,6 +32,7 @@ from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
+from staged_pool.runtime.payloads import Payload, TokenSequence, Values
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.tokens import TokenIds
 from staged_pool.stages.errors import ConfigError

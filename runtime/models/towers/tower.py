@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from staged_pool.runtime.model import Payload, Values
 from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.payloads import Payload, Values
 from staged_pool.runtime.requests import Output
 
 

@@ -10,7 +10,6 @@ from typing import cast
 import numpy as np
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.images.open_reader import read_sample
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -18,6 +17,7 @@ from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.models.vision.image_layout import read_image_layout
+from staged_pool.runtime.payloads import Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.module_state import ModuleState
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import PACKED, attend_by
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.module_state import ModuleState
@@ -27,6 +26,7 @@ from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.probes import Probes
 from staged_pool.runtime.models.transformer.rows import Rows, deepstack, token_embedding
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import Bounds
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.transfer import send_arrays
+from staged_pool.runtime.payloads import TokenSequence
 
 
 class Skip(NamedTuple):

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.transfer import send_arrays
 from staged_pool.runtime.models.specs.model import PoolingMode
 from staged_pool.runtime.models.transformer.packing import Skip
+from staged_pool.runtime.payloads import TokenSequence
 
 
 def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Skip | None = None) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.transformer.rows import token_embedding
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY
 
 _LONGEST_PROBE: Final = 1024

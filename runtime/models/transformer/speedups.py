@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import takes_varlen
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.linear import prepack_linears, replace_linears
@@ -21,6 +20,7 @@ from staged_pool.runtime.models.quantizing.ranges import record_ranges
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, LONGEST, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.stages.errors import ConfigError
 
 _RANDOM_TOKENS: Final = (4, 8, 16, 32, 64, 128) * 5

@@ -11,7 +11,6 @@ from typing import Final, Protocol
 import numpy as np
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -20,6 +19,7 @@ from staged_pool.runtime.models.videos.decode import Clip, Frame
 from staged_pool.runtime.models.videos.limits import Deadline, VideoLimits
 from staged_pool.runtime.models.videos.options import VideoOptions, read_options
 from staged_pool.runtime.models.videos.settings import VideoSettings
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.requests import Video
 from staged_pool.runtime.video_frames import split_frames
 from staged_pool.stages.errors import InvalidInput

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
@@ -25,6 +24,7 @@ from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.vision.image_layout import ImageLayout, grid_positions, image_token_places
 from staged_pool.runtime.models.vision.patches import flatten_patches
+from staged_pool.runtime.payloads import Pixels, TokenSequence
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
@@ -24,6 +23,7 @@ from staged_pool.runtime.models.transformer.cuda_graphs import Recorder
 from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.vision.image_graphs import ImageGraphs, ImageValues
 from staged_pool.runtime.models.vision.patches import flatten_patches
+from staged_pool.runtime.payloads import Pixels
 
 
 @dataclass(frozen=True, slots=True)

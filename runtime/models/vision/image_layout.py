@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.runtime.models.videos.settings import VideoRule
+from staged_pool.runtime.payloads import Pixels, TokenSequence
 from staged_pool.stages.errors import ConfigError
 
 SHUFFLES: Final[Mapping[str, str]] = {"idefics3": "scale_factor", "modernvbert": "pixel_shuffle_factor"}

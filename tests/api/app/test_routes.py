@@ -17,8 +17,8 @@ import staged_pool
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.status import Problem
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from tests.servers.in_memory import serving_in_memory
 from tests.support.cards import CARD, CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER

@@ -13,8 +13,8 @@ import pytest
 
 from staged_pool.api.app.batch_work import BatchWork
 from staged_pool.api.bulk.batch_lines import BatchAnswers, BatchLine
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard
 from staged_pool.stages.errors import EngineStopped
 from tests.runtime.test_zero_shot import NLI
 from tests.servers.in_memory import InMemory, serving_in_memory

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from staged_pool.api.commands.check_view import render_card
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output
 from tests.models.tiny import build, edit_json, rerankers, write_json
 from tests.servers.in_process import invoke_command

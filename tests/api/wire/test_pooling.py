@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from staged_pool.api.wire.dialects.pooling import POOLING_TASKS, read_pooling
 from staged_pool.api.wire.encodings import Form
 from staged_pool.api.wire.exchange import Exchange
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput

@@ -14,12 +14,12 @@ from numpy.testing import assert_allclose
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import Payload, Row, TokenSequence, Values
 from staged_pool.runtime.models.devices.launch import Launcher, Replica, Replicas
 from staged_pool.runtime.models.encoder import compute
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.tower import Tower
+from staged_pool.runtime.payloads import Payload, Row, TokenSequence, Values
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeviceLost, EngineStopped

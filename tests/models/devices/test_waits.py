@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Payload, TokenSequence
 from staged_pool.runtime.models.kernels import transfer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.transformer import speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
+from staged_pool.runtime.payloads import Payload, TokenSequence
 from tests.models.conftest import TinyFolder
 from tests.models.meta import META, NoMark, Waits, to_meta
 

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput, TextInput
 from staged_pool.runtime.tasks.classify import activated
 from staged_pool.stages.errors import Unsupported

@@ -16,11 +16,11 @@ from transformers import ModernBertModel
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import Row
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders import resolver
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import oracle

@@ -21,10 +21,11 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.specs.model import DenseSpec
+from staged_pool.runtime.payloads import Row
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from staged_pool.runtime.tasks.classify import LABELS_ONLY
 from staged_pool.stages.errors import InvalidInput

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from staged_pool import Pool
+from staged_pool.runtime.card import Similarity
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.heads import sparse as sparse_heads
@@ -24,6 +24,7 @@ from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.specs.model import SpladeActivation, SpladePooling, SpladeSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Output, Outputs, ScoreRequest, TextInput
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.encoding.vectors import encoding
-from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, ScoreRequest, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidArgument, InvalidInput
 from tests.models import oracle

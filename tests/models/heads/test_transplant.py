@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers as hf
 
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_whole_model
 from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.speedups import Speedups
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny.bodies import bert_config, modernbert_config, qwen3_config, roberta_config, widen

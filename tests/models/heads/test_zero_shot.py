@@ -14,9 +14,9 @@ from numpy.testing import assert_allclose
 
 from staged_pool import Pool
 from staged_pool.runtime.config import Attention, EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import (
     HYPOTHESIS,
     MODEL_MAX,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache, content_key
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import UnusableMedia
 from tests.models.images.drawing import Folder, image, reader

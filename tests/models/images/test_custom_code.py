@@ -17,13 +17,14 @@ import structlog
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, PreparedImage
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.preparation import ImagePreparation, Preparation
 from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens, LoneImageReader
+from staged_pool.runtime.payloads import PreparedImage
 from staged_pool.runtime.requests import DENSE_ONLY, Image
 from staged_pool.stages.errors import (
     ConfigError,

@@ -21,12 +21,12 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.open_reader import open_reader
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.images.to_device import to_device
+from staged_pool.runtime.payloads import Pixels
 from staged_pool.runtime.requests import Image
 from tests.models.images.drawing import ALONE, FAMILIES, Folder, drawing, encode, image, pixels, reader
 

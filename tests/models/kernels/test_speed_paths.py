@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Row, TokenSequence
 from staged_pool.runtime.models.devices import processor
 from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.kernels import linear
@@ -28,6 +27,7 @@ from staged_pool.runtime.models.kernels.linear import (
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, use_threads
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.fused import FusedLayers
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.worker import is_first

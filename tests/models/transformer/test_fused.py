@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import PACKED
 from staged_pool.runtime.models.kernels.encoder_layers import Group, Layer, layers_as_one_call, run_layers
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear, Product, prepack_linears
@@ -31,6 +30,7 @@ from staged_pool.runtime.models.transformer.packed_transformer import PackedTran
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import MULTIPLIED

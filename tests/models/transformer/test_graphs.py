@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, bucket_for, cuda_recorder
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.speedups import Speedups
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.conftest import TinyFolder
 from tests.models.requests import text_tower

@@ -19,9 +19,10 @@ import transformers as hf
 from numpy.typing import NDArray
 
 from staged_pool.runtime.config import Attention, EngineConfig
-from staged_pool.runtime.model import Model, Row, TokenSequence
+from staged_pool.runtime.model import Model
 from staged_pool.runtime.models.kernels.module_state import ModuleState
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny import byte_bpe, pooling_flags, save_body, word_piece, write_json, write_modules

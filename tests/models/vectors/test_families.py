@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import pool
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import InvalidInput
 from tests.models import oracle, tiny

@@ -22,9 +22,10 @@ from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.encoding.vectors import encoding
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
 from staged_pool.runtime.requests import DENSE_ONLY, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput

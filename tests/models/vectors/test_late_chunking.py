@@ -14,10 +14,11 @@ import transformers as hf
 from numpy.testing import assert_allclose
 
 from staged_pool import Pool
-from staged_pool.runtime.model import Model, TokenSequence
+from staged_pool.runtime.model import Model
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.specs.model import DenseSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.tasks.embed import plan

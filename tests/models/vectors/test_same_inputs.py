@@ -14,7 +14,7 @@ import pytest
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.payloads import SparseVector
 from staged_pool.runtime.requests import (
     MODEL_MAX,
     Chat,

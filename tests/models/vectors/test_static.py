@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from staged_pool.runtime.models.vision.image_graphs import COUNTS, ImageValues
+from staged_pool.runtime.payloads import Pixels
 from tests.models.conftest import TinyFolder
 
 

@@ -18,14 +18,15 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, PreparedImage, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.kernels.packed_embeddings import PackedEmbeddings
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer.fused import FusedLayers
+from staged_pool.runtime.payloads import PreparedImage, TokenSequence
 from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia

@@ -16,10 +16,10 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Image, ScoreRequest
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import qwen3_vl_oracle

@@ -13,12 +13,12 @@ import pytest
 from safetensors import safe_open
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
 from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.tasks.plan import plan

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
 from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
 from staged_pool.runtime.requests import Chat, Content, EmbedRequest, Image, Output, ScoreRequest, TextInput, Video
 from staged_pool.runtime.results import EmbedResult

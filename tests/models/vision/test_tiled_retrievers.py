@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.images.exact_processor import read_exact
@@ -34,6 +33,7 @@ from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.preparation import ImagePreparation
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
+from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput, InvalidSetting
 from tests.models.conftest import TinyFolder

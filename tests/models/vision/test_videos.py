@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, Row, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
 from staged_pool.runtime.requests import DENSE_ONLY, Chat, EmbedRequest, Image, ScoreRequest, TextInput, Video
 from staged_pool.runtime.tasks.plan import plan

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput, Row, TokenSequence
+from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.images import decode
@@ -27,6 +27,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
 from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan

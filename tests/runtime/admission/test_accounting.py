@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from staged_pool.runtime.admission.accounting import InFlight, LaneUsage, RequestClass, Reservation
 from staged_pool.runtime.admission.estimates import Estimates
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 from staged_pool.stages.scheduling.entries import Priority
 
 LANES: tuple[Lane, Lane] = ("text", "image")

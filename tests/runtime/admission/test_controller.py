@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
 from staged_pool.runtime.admission.controller import EXPECTED_S, Admission
 from staged_pool.runtime.admission.estimates import FIRST_BYTES_PER_TOKEN
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.entries import Priority

@@ -7,7 +7,7 @@ import pytest
 from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, InFlight, LaneUsage, RequestClass
 from staged_pool.runtime.admission.delays import Delays
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel

@@ -14,7 +14,7 @@ from staged_pool.runtime.admission.estimates import (
     IMAGE_BYTES,
     Estimates,
 )
-from staged_pool.runtime.model import Lane
+from staged_pool.runtime.card import Lane
 
 BOTH: tuple[Lane, ...] = ("text", "image")
 SIZES = st.integers(0, 2**28)

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
+from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
 from staged_pool.runtime.remote.arrays import (
     Block,
     PackedArray,
