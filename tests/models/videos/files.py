@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -53,7 +55,7 @@ def encode(
         container: Options of the container.
     """
     file = io.BytesIO()
-    with av.open(file, "w", format=form, options=container or {}) as made:
+    with _usual_scheduling(), av.open(file, "w", format=form, options=container or {}) as made:
         stream: Any = made.add_stream(codec, rate=rate, options={**_FAST.get(codec, {}), **(options or {})})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixels
@@ -66,6 +68,22 @@ def encode(
             made.mux(stream.encode(image))
         made.mux(stream.encode())
     return file.getvalue()
+
+
+@contextmanager
+def _usual_scheduling() -> Iterator[None]:
+    """Keep the scheduling of this thread: the encoder of AV1 makes it real-time where the user is root.
+
+    Everything that the tests start later would be real-time, too, and hold up all else on the machine.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 _FAST: dict[str, dict[str, str]] = {

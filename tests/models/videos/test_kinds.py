@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ ROWS: Final = dict(
 )
 WHOLE: Final = (0, 1, 2, 3, 4, 5, 6, 7)
 Shown: TypeAlias = "tuple[int, ...] | None"
+needs_scheduling = pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="threads have no policy here")
 MOVED: Final[dict[str, Any]] = {"times": range(-3, 5), "container": {"avoid_negative_ts": "disabled"}, "keys": 4}
 
 FRAMES: Mapping[str, tuple[Make, Shown]] = {
@@ -105,3 +107,12 @@ def test_a_file_has_the_error_of_the_page(kind: str, limits: VideoLimits) -> Non
     with pytest.raises(InvalidInput, match=words.strip("`")) as caught:
         decoded(ERRORS[kind](), limits)
     assert TABLE[type(caught.value)].status == int(status)
+
+
+@needs_scheduling
+def test_neither_making_nor_reading_av1_changes_the_scheduling_of_the_thread(limits: VideoLimits) -> None:
+    before = os.sched_getscheduler(0)
+    made = mp4(codec="libsvtav1")()
+    assert os.sched_getscheduler(0) == before
+    assert numbers(decoded(made, limits)) == [*WHOLE]
+    assert os.sched_getscheduler(0) == before
