@@ -96,14 +96,17 @@ class LiveFeed:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the JSON of each event. A client that is slow misses events, and gets the newest one next."""
+        told = -1
         while True:
             period = int(self.clock() / PERIOD_S)
-            async with self._lock:
-                if self._period < period:
-                    self._event = msgspec.json.encode(self._look(await self.take()))
-                    self._period = period
-                event = self._event
-            yield event
+            if period != told:  # a timer may end a little early, in the period of the last event
+                async with self._lock:
+                    if self._period < period:
+                        self._event = msgspec.json.encode(self._look(await self.take()))
+                        self._period = period
+                    event = self._event
+                yield event
+                told = period
             await anyio.sleep(max(0.0, (period + 1) * PERIOD_S - self.clock()))
 
     def _look(self, now: Moment) -> LiveEvent:

@@ -58,6 +58,11 @@ class Setting:
     """Limit of its address space (RLIMIT_AS). None: no limit."""
 
     @property
+    def starts_anew(self) -> bool:
+        """True if the memory of imports counts: a copy of a process that has them has more than a server needs."""
+        return self.address_space_bytes is not None or self.memory_limit_bytes < 2e9
+
+    @property
     def memory_limit_bytes(self) -> float:
         """The limit of memory that its flags give it."""
         if "--memory-limit" not in self.flags:

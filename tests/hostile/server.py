@@ -35,8 +35,7 @@ class AttackedServer(ServerProcess):
             environment={"STAGED_POOL_API_KEY": f"{BYSTANDER_KEY} {ATTACKER_KEY}"},
             key=ATTACKER_KEY,
             trust=None if certificates is None else certificates.trusting(),
-            # The imports of a copy, which it shares, would count against its address space.
-            preloads="models" if setting.address_space_bytes is None else None,
+            preloads=None if setting.starts_anew else "models",
         )
 
 

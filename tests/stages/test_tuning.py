@@ -174,6 +174,11 @@ async def test_others_wait_for_all_answers_without_a_limit(monkeypatch: pytest.M
 
 def test_every_constant_is_named_here_and_there_are_few() -> None:
     names = {name for name in vars(tuning) if name.isupper()}
-    tested = {use.name for use in USES} - {"WEIGHTS"} | {"INTERACTIVE_WEIGHT", "ANSWERING_S", "CORE_TIMEOUT_S"}
-    assert names == tested  # that of cores is held by `tests/runtime/test_lanes.py`
+    tested = {use.name for use in USES} - {"WEIGHTS"} | {
+        "INTERACTIVE_WEIGHT",
+        "ANSWERING_S",
+        "CORE_TIMEOUT_S",
+        "CORE_TURN_S",
+    }
+    assert names == tested  # those of cores are held by `tests/runtime/test_cores.py`
     assert len(names) <= 15
