@@ -10,6 +10,7 @@ import anyio.lowlevel
 from staged_pool.stages.errors import Abandoned, DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import kind_of
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -70,4 +71,4 @@ def failure(error: Exception, stage: str) -> StagedPoolError:
     if is_out_of_memory(error):
         return exhausted(error, stage)
     log.error("item.failed", stage=stage, exc_info=error)
-    return ModelFailed(f"the model failed on this input in the {stage} stage ({type(error).__name__})")
+    return ModelFailed(f"the model failed on this input in the {stage} stage ({kind_of(error)})")

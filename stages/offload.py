@@ -11,6 +11,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from staged_pool.stages.errors import Abandoned
+from staged_pool.stages.user_code import as_exception
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -32,22 +33,6 @@ class Abandonable(Protocol):
 
     def abandon(self) -> None:
         """Fail all running calls with `Abandoned`: a thread hangs, and the engine must stop."""
-
-
-class Panic(Exception):
-    """A function raised a `BaseException` in a thread, such as a Rust panic or `SystemExit`."""
-
-
-def as_exception(error: BaseException) -> BaseException:
-    """Turn a `BaseException` of a thread into an `Exception`: it must end the call, not the host.
-
-    Call it in the task that waits for the thread. A cancellation stays as it is.
-    """
-    if isinstance(error, Exception | anyio.get_cancelled_exc_class()):
-        return error
-    panic = Panic(f"{type(error).__name__}: {error}")
-    panic.__cause__ = error
-    return panic
 
 
 class ThreadOffload:

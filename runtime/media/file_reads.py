@@ -16,7 +16,7 @@ import anyio
 from staged_pool.runtime.threads.worker import loop_poster
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.offload import as_exception
+from staged_pool.stages.user_code import as_exception
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from staged_pool.runtime.threads.worker import Core, Job, Worker, loop_poster, take_first
 from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, StagedPoolError, detached
-from staged_pool.stages.offload import as_exception
+from staged_pool.stages.user_code import as_exception
 
 A = TypeVar("A")
 T = TypeVar("T")

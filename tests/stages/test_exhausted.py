@@ -12,7 +12,7 @@ from staged_pool.stages.errors import ModelFailed, OutOfMemory, StagedPoolError
 from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import StageMeter
-from staged_pool.stages.offload import Panic
+from staged_pool.stages.user_code import Panic
 from staged_pool.stages.supervise import RestartPolicy, Supervisor
 
 ONEDNN = "could not create a memory object"

@@ -1,0 +1,116 @@
+"""The boundary to code of users: each call and each await of it passes through `user_code`.
+
+Code of users may raise more than an `Exception`. A library in Rust panics, a thread ends by `SystemExit`, and a
+coroutine lets a cancellation out that somebody else has asked for: it awaited a task that was cancelled. Past the
+boundary these are errors of the call like any other. Only what the scopes around the call ask for ends its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import TracebackType
+from typing import Final
+
+import anyio
+import sniffio
+
+STRAY: Final = "a cancellation that no scope around the call has asked for"
+
+
+class Panic(Exception):
+    """An error of user code that is no `Exception`, which is its cause: a panic, `SystemExit`, a stray cancellation."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the error's class."""
+        return type(self.__cause__).__name__
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return an error of a plain call or of a thread as an `Exception`: it must end the call, not the host.
+
+    No scope cancels a plain call, so a cancellation from it is a stray one.
+    """
+    if isinstance(error, Exception):
+        return error
+    is_stray = isinstance(error, asyncio.CancelledError)
+    panic = Panic(STRAY if is_stray else f"{type(error).__name__}: {error}")
+    panic.__cause__ = error
+    return panic
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of an error's class, for the message to a caller."""
+    return error.kind if isinstance(error, Panic) else type(error).__name__
+
+
+class UserCode:
+    """A block that calls user code (`with`), or awaits it (`async with`); made by `user_code`."""
+
+    __slots__ = ("_cancels", "_is_own_task")
+
+    def __init__(self, *, is_own_task: bool) -> None:
+        self._is_own_task = is_own_task
+        self._cancels = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception | KeyboardInterrupt):
+            raise as_exception(error) from error
+
+    async def __aenter__(self) -> None:
+        self._cancels = _native_cancels()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception | KeyboardInterrupt | GeneratorExit):
+            return
+        if _is_cancellation(error):
+            if anyio.current_effective_deadline() == -math.inf:
+                return  # a scope around the call was cancelled
+            if not self._is_own_task and _native_cancels() > self._cancels:
+                return  # the host has cancelled the task of the caller, by asyncio's own means
+            _forget_native_cancels(self._cancels)
+            panic = Panic(STRAY)
+            raise panic from error
+        raise as_exception(error) from error
+
+
+def user_code(*, is_own_task: bool = True) -> UserCode:
+    """Return a block that calls user code, by `with`, or awaits it, by `async with`.
+
+    An error of the block that is no `Exception` becomes a `Panic`. These pass: `KeyboardInterrupt`, which is the
+    operator's, and in an awaiting block a cancellation by a scope around it.
+
+    Args:
+        is_own_task: The block runs in a task of ours, which nobody cancels but scopes. False: it runs in the task of a
+            caller. A host may cancel that by asyncio's own means, such as `asyncio.timeout`.
+    """
+    return UserCode(is_own_task=is_own_task)
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    cancelled = anyio.get_cancelled_exc_class()
+    return isinstance(error, cancelled) or (
+        isinstance(error, BaseExceptionGroup) and error.subgroup(cancelled) is not None
+    )
+
+
+def _native_cancels() -> int:
+    """Return how often asyncio's own means have cancelled the running task; 0 on trio."""
+    if sniffio.current_async_library() != "asyncio" or (task := asyncio.current_task()) is None:
+        return 0
+    return task.cancelling()
+
+
+def _forget_native_cancels(down_to: int) -> None:
+    """Take back cancels of the running task that nobody but the user code in it can have asked for."""
+    if sniffio.current_async_library() == "asyncio" and (task := asyncio.current_task()) is not None:
+        while task.cancelling() > down_to:
+            task.uncancel()
