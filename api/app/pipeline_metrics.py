@@ -40,6 +40,9 @@ def _families(pipelines: Mapping[str, PipelineStatistics]) -> Iterator[Metric]:
     in_flight = GaugeMetricFamily("staged_pool_pipeline_requests", "Requests in flight", labels=_PIPELINE)
     items = GaugeMetricFamily("staged_pool_pipeline_items", "Items in flight", labels=_PIPELINE)
     waiting = GaugeMetricFamily("staged_pool_pipeline_waiting_items", "Items that wait for a place", labels=_PIPELINE)
+    left = GaugeMetricFamily(
+        "staged_pool_pipeline_left_calls", "Calls of functions that outlast their requests", labels=_PIPELINE
+    )
     outcomes = CounterMetricFamily(
         "staged_pool_pipeline_outcomes", "Requests that ended, by outcome", labels=("pipeline", "outcome")
     )
@@ -47,9 +50,10 @@ def _families(pipelines: Mapping[str, PipelineStatistics]) -> Iterator[Metric]:
         in_flight.add_metric((name,), statistics.requests)
         items.add_metric((name,), statistics.in_flight)
         waiting.add_metric((name,), statistics.waiting)
+        left.add_metric((name,), statistics.left)
         for outcome, count in statistics.outcomes.items():
             outcomes.add_metric((name, outcome), count)
-    yield from (in_flight, items, waiting, outcomes)
+    yield from (in_flight, items, waiting, left, outcomes)
 
 
 def _stage_families(pipelines: Mapping[str, PipelineStatistics]) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.waiting_engine import WaitingEngine
 from staged_pool.runtime.pipelines.declaration import QUERY, PipelineStage
 from staged_pool.runtime.pipelines.meter import PipelineStageMeter
+from staged_pool.runtime.pipelines.parts import Expansion
 from staged_pool.runtime.pipelines.references import ITEM, REQUEST, Reference, reference
 from staged_pool.runtime.pipelines.steps import (
     ClassifyStep,
@@ -104,10 +105,11 @@ def _inputs(stage: PipelineStage, earlier: Sequence[BuiltStage]) -> tuple[Refere
 
 def _step(stage: PipelineStage, engines: Mapping[str, Engine], offload: Offload) -> Step:
     kind = stage.kind
+    expansion = Expansion(stage, offload) if stage.expand else None
     if stage.function is not None:
-        return FunctionStep(stage.name, stage.function, offload)
+        return FunctionStep(stage.function, offload, expansion)
     if kind == "plugin":
-        return PluginStep(stage, _plugin_engine(stage, engines))
+        return PluginStep(stage, _plugin_engine(stage, engines), expansion)
     engine = None if stage.engine is None else WaitingEngine(_engine(stage, stage.engine, engines))
     if kind == "maxsim":
         embeds = None if engine is None else EmbedStep(_of_queries(stage), engine)

@@ -116,8 +116,13 @@ class Door:
         for run in tuple(self._runs):
             run.fail(EngineStopped("The pipeline was stopped before this request was done."))
 
-    def snapshot(self, stages: tuple[PipelineStageStatistics, ...]) -> PipelineStatistics:
-        """Return a snapshot of the pipeline with these stages."""
+    def snapshot(self, stages: tuple[PipelineStageStatistics, ...], *, left: int) -> PipelineStatistics:
+        """Return a snapshot of the pipeline with these stages.
+
+        Args:
+            stages: Its stages.
+            left: Calls of functions that nobody waits for any more.
+        """
         requests = len(self._runs)
         return PipelineStatistics(
             name=self._name,
@@ -127,6 +132,7 @@ class Door:
             in_flight=self._window.taken,
             waiting=self._window.waiting,
             outcomes=dict(self._outcomes),
+            left=left,
             drain_s=requests * self._interval_s.value,
             stages=stages,
         )

@@ -14,8 +14,12 @@ from staged_pool.stages.errors import (
     ModelFailed,
     Overloaded,
     StagedPoolError,
+    StageFailed,
     detached,
 )
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import kind_of
 
 PIPELINE: Final = "the window of the pipeline"
 """Stage of a request, none of whose items is in a stage."""
@@ -23,8 +27,29 @@ PIPELINE: Final = "the window of the pipeline"
 OUTPUT: Final = "output"
 """Stage of an item whose output is made."""
 
+SOURCE: Final = "source"
+"""Stage of a request whose items are taken from the caller."""
+
 _OF_REQUEST: Final = (DeadlineExceeded, DeviceLost, EngineStopped, Overloaded)
 """Errors that other items of the request would have, too."""
+
+log = get_logger("staged_pool.pipelines")
+
+
+def failure_by(error: Exception, what: str, stage: str) -> StagedPoolError:
+    """Return the error for the caller of user code that has failed, and log it. Our own errors stay as they are.
+
+    Args:
+        error: The error, past the boundary to user code.
+        what: The code that failed, as the subject of the message.
+        stage: Its stage.
+    """
+    if isinstance(error, StagedPoolError):
+        return error
+    if is_out_of_memory(error):
+        return exhausted(error, stage)
+    log.error("pipeline.function_failed", stage=stage, exc_info=error)
+    return StageFailed(f"{what} failed: {kind_of(error)}.", stage=stage)
 
 
 def is_of_item(error: StagedPoolError) -> bool:

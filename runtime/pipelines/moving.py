@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappush, heappushpop
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from staged_pool.runtime.pipelines.declaration import PipelineStage
+from staged_pool.runtime.pipelines.parts import Parts
 from staged_pool.runtime.pipelines.steps import VANISHED
-from staged_pool.stages.errors import StageFailed, TooLarge
 
 if TYPE_CHECKING:
     from staged_pool.runtime.pipelines.build import BuiltStage
@@ -43,26 +43,12 @@ class Moving:
 
 
 def behind(stage: PipelineStage, item: Moving, value: object) -> Sequence[Moving]:
-    """Return what a stage makes of an item: nothing, one item, or several.
-
-    Raises:
-        TooLarge: It makes more than `max_items`.
-        StageFailed: Its value is no list, and the stage expands it.
-    """
+    """Return what a stage makes of an item: nothing, one item, or several, if its value has the parts of one."""
     if value is VANISHED:
         return ()
     if not stage.expand:
         return (item.with_value(stage.name, value),)
-    if isinstance(stage.expand, str):
-        value = value.get(stage.expand) if isinstance(value, Mapping) else getattr(value, stage.expand, None)
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        what = f"in `{stage.expand}`, " if isinstance(stage.expand, str) else ""
-        message = f"The stage expands its value, which must be a list, {what}not of type {type(value).__name__}."
-        raise StageFailed(message, stage=stage.name)
-    parts = list(value)
-    if len(parts) > stage.max_items:
-        raise TooLarge(f"The stage made {len(parts)} items of one; at most {stage.max_items} (`max_items`) may go on.")
-    return [item.part(number, stage.name, part) for number, part in enumerate(parts)]
+    return [item.part(number, stage.name, part) for number, part in enumerate(cast(Parts, value))]
 
 
 class Ranking:

@@ -16,18 +16,20 @@ from staged_pool.runtime.pipelines.door import Door
 from staged_pool.runtime.pipelines.items import ItemError, Outcome, PipelineItem, PipelineResult
 from staged_pool.runtime.pipelines.output import output_of
 from staged_pool.runtime.pipelines.references import NAME, REQUEST
-from staged_pool.runtime.pipelines.run import Give, Items, PipelineRun
+from staged_pool.runtime.pipelines.run import Give, PipelineRun
+from staged_pool.runtime.pipelines.source import Items
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.pipelines.stream import ItemStream
+from staged_pool.runtime.pipelines.threads import FunctionThreads
 from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ConfigError, InvalidInput
-from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.trace import Trace
 
 FUNCTION_THREADS: Final = 4
-"""Threads of the plain functions of a pipeline."""
+"""Threads of the plain functions of a pipeline, those included in which a function hangs."""
 
 DEFAULT_WINDOW: Final = 64
 """Items between the first stage and the last."""
@@ -74,9 +76,8 @@ class Pipeline:
         self.items: Final = items
         self._clock = clock
         self._window = Window(name, window)
-        self._stages = build_stages(
-            stages, engines or {}, window=window, offload=offload or ThreadOffload(FUNCTION_THREADS)
-        )
+        self._threads = FunctionThreads(FUNCTION_THREADS)
+        self._stages = build_stages(stages, engines or {}, window=window, offload=offload or self._threads)
         self._segments = _segments(self._stages)
         self._output = output_of(output, [stage.name for stage in self._stages])
         self._fields = dict.fromkeys(
@@ -106,7 +107,8 @@ class Pipeline:
     ) -> PipelineResult:
         """Take one request through the pipeline, and return the outcome of its items.
 
-        If cancelled, no stage begins further work on it, and its places are free at once.
+        If cancelled, no stage begins further work on it, and its places are free at once. A plain function that runs is
+        left behind: nobody waits for it, and it keeps its thread until it ends.
 
         Args:
             data: A list of items, one item, or the fields of the request: a mapping with the items in `data` (see
@@ -122,10 +124,11 @@ class Pipeline:
             DeadlineExceeded: `timeout_s` passed, or cannot be met.
             InvalidInput: The data is wrong. If it is an item, the error has its index.
             StagedPoolError: An item failed in a stage with `on_error="fail"`.
+            Exception: The iterator of the items has raised it.
         """
         outcomes: list[tuple[tuple[int, ...], Outcome]] = []
 
-        async def give(order: tuple[int, ...], outcome: Outcome) -> None:
+        def give(order: tuple[int, ...], outcome: Outcome) -> None:
             outcomes.append((order, outcome))
 
         entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
@@ -167,9 +170,10 @@ class Pipeline:
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
+            Exception: The iterator of the items has raised it. It comes behind the outcomes of the items before it.
         """
-        stream = ItemStream()
         unread = Window("unread", self._window.limit)
+        stream = ItemStream(unread)
         entered = self._entered(
             data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
         )
@@ -183,7 +187,8 @@ class Pipeline:
 
     def statistics(self) -> PipelineStatistics:
         """Return a snapshot of the pipeline."""
-        return self._door.snapshot(tuple(stage.meter.snapshot(stage.name, stage.window) for stage in self._stages))
+        stages = tuple(stage.meter.snapshot(stage.name, stage.window) for stage in self._stages)
+        return self._door.snapshot(stages, left=self._threads.left)
 
     @contextmanager
     def _entered(

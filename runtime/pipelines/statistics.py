@@ -46,6 +46,8 @@ class PipelineStatistics:
     """Items that wait for a place in the window."""
     outcomes: Mapping[str, int]
     """Requests since the start, by outcome: answered, rejected, expired, cancelled, failed."""
+    left: int
+    """Calls of functions that still run in their threads, though their requests have ended."""
     drain_s: float
     """Predicted seconds for everything in flight."""
     stages: tuple[PipelineStageStatistics, ...]

@@ -13,23 +13,21 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.waiting_engine import WaitingEngine
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.items import Embedding, Labelled
+from staged_pool.runtime.pipelines.parts import Expansion
 from staged_pool.runtime.plugins.hooks import is_async
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.runtime.tasks import zero_shot
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import max_sim
-from staged_pool.stages.errors import InvalidInput, StagedPoolError, StageFailed
-from staged_pool.stages.exhausted import exhausted, is_out_of_memory
-from staged_pool.stages.log import get_logger
+from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.user_code import user_code
 
 T = TypeVar("T")
 
 VANISHED: Final = object()
 """Value of an item that a function lets vanish."""
-
-log = get_logger("staged_pool.pipelines")
 
 
 class StepContext(Protocol):
@@ -62,7 +60,9 @@ class Step(ABC):
 
     @abstractmethod
     async def run(self, inputs: Sequence[object], context: StepContext) -> object:
-        """Return the value of an item.
+        """Return the value of an item; of a stage that expands, its parts.
+
+        It runs inside the boundary to user code: functions, and whatever an input does that a caller has made.
 
         Raises:
             StagedPoolError: The work failed.
@@ -212,51 +212,60 @@ class ClassifyStep(EngineStep):
 
 
 class PluginStep(EngineStep):
-    """The hooks of a plugin."""
+    """The hooks of a plugin.
+
+    Args:
+        stage: The stage.
+        engine: Engine of the plugin.
+        expansion: Takes the parts of its values. None: it does not expand.
+    """
+
+    def __init__(self, stage: PipelineStage, engine: WaitingEngine, expansion: Expansion | None) -> None:
+        super().__init__(stage, engine)
+        self._expansion = expansion
 
     async def run(self, inputs: Sequence[object], context: StepContext) -> object:
         """See `Step.run`."""
-        return await self.engine.submit_data(
+        value = await self.engine.submit_data(
             lambda: inputs[0],
             lambda output: output,
             timeout_s=context.left_s(),
             priority=context.priority,
             tenant=context.tenant,
         )
+        return value if self._expansion is None else await self._expansion.of(value)
 
 
 class FunctionStep(Step):
     """A function: plain ones run in threads, and async ones are awaited.
 
     Args:
-        name: Name of the stage.
         function: The function.
         offload: Runs plain functions.
+        expansion: Takes the parts of its values. None: it does not expand.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], offload: Offload) -> None:
-        self._name = name
+    def __init__(self, function: Callable[..., Any], offload: Offload, expansion: Expansion | None) -> None:
         self._function = function
         self._is_async = is_async(function)
         self._offload = offload
+        self._expansion = expansion
 
     async def run(self, inputs: Sequence[object], context: StepContext) -> object:
-        """See `Step.run`.
-
-        Raises:
-            StageFailed: The function raised another error, which is the cause of this one.
-        """
-        try:
-            if self._is_async:
-                value = await self._function(*inputs)
-            else:
-                value = await self._offload(lambda given: self._function(*given), inputs)
-        except StagedPoolError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise exhausted(error, self._name) from None
-            log.exception("pipeline.function_failed", stage=self._name)
-            kind = type(error).__name__
-            raise StageFailed(f"The function of the stage failed: {kind}.", stage=self._name) from error
+        """See `Step.run`. Every error of the function passes."""
+        expansion = self._expansion
+        if self._is_async:
+            value = await self._function(*inputs)
+            if expansion is not None and value is not None:
+                return await expansion.of(value)
+        else:
+            value = await self._offload(self._call, inputs)
+            if expansion is not None and value is not None:
+                return await expansion.rest(value)
         return VANISHED if value is None else value
+
+    def _call(self, inputs: Sequence[object]) -> Any:
+        """Run a plain function, and what its value yields, in a thread."""
+        with user_code():
+            value = self._function(*inputs)
+            return value if self._expansion is None or value is None else self._expansion.in_thread(value)

@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 
 from staged_pool.runtime.pipelines.items import Outcome
-from staged_pool.runtime.pipelines.run import Items, PipelineRun
+from staged_pool.runtime.pipelines.run import PipelineRun
+from staged_pool.runtime.pipelines.source import Items
+from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 
 
 class ItemStream(AsyncIterator[Outcome]):
-    """Outcomes of items, as they come. One task iterates."""
+    """Outcomes of items, as they come. One task iterates.
 
-    def __init__(self) -> None:
-        self._sender, self._receiver = anyio.create_memory_object_stream[Outcome](0)
-        self._failure: StagedPoolError | None = None
+    Args:
+        unread: Places of the items that the reader has not taken yet. It bounds the outcomes that are kept.
+    """
+
+    def __init__(self, unread: Window) -> None:
+        self._sender, self._receiver = anyio.create_memory_object_stream[Outcome](math.inf)
+        self._unread = unread
+        self._failure: Exception | None = None
         self.usage = Usage(0)
         """Tokens that the request used; known at the end of the iteration."""
 
-    async def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
-        """Hand an outcome to the reader, and wait until it is taken."""
-        await self._sender.send(outcome)
+    def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
+        """Keep an outcome for the reader."""
+        self._sender.send_nowait(outcome)
 
     async def __anext__(self) -> Outcome:
         try:
-            return await self._receiver.receive()
+            outcome = await self._receiver.receive()
         except anyio.EndOfStream:
-            if self._failure is not None:
-                raise detached(self._failure) from None
-            raise StopAsyncIteration from None
+            if (failure := self._failure) is None:
+                raise StopAsyncIteration from None
+            try:
+                raise (detached(failure) if isinstance(failure, StagedPoolError) else failure) from None
+            finally:
+                del failure  # break the cycle of the error, its traceback and this frame
+        self._unread.leave()
+        return outcome
 
     @asynccontextmanager
     async def filled_by(self, run: PipelineRun, items: Items) -> AsyncIterator[None]:
@@ -50,5 +63,7 @@ class ItemStream(AsyncIterator[Outcome]):
             self.usage = Usage(run.tokens)
         except StagedPoolError as error:
             self._failure = detached(error)
+        except Exception as error:  # noqa: BLE001  # of the source, which is the reader's: its iteration raises it
+            self._failure = error
         finally:
             self._sender.close()

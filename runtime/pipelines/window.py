@@ -36,45 +36,37 @@ class Window:
         self.taken = 0
         """Places that are taken."""
         self._queue = FairQueue[_Turn](("window", name))
-        self._urgent = FairQueue[_Turn](("urgent", name))
 
     @property
     def waiting(self) -> int:
         """Number of items that wait for a place."""
-        return len(self._queue) + len(self._urgent)
+        return len(self._queue)
 
-    async def enter(self, claim: Claim, *, urgent: bool = False) -> None:
-        """Take a place, as soon as there is one.
-
-        Args:
-            claim: The request of the item.
-            urgent: Go before all that are not.
-        """
-        queue = self._urgent if urgent else self._queue
+    async def enter(self, claim: Claim) -> None:
+        """Take a place for a request, as soon as there is one."""
         if self.taken < self.limit and not self.waiting:
             self.taken += 1
             return
         turn = _Turn(claim)
-        queue.add(turn)
+        self._queue.add(turn)
         try:
             await turn.woken.wait()
         except BaseException:
             if turn.has_place:
                 self.leave()
             else:
-                queue.drop((turn,))
+                self._queue.drop((turn,))
             raise
 
     def leave(self) -> None:
         """Give a place back, to the next item that waits."""
         self.taken -= 1
-        for queue in (self._urgent, self._queue):
-            while self.taken < self.limit and (turn := queue.first(_always)) is not None:
-                queue.take(turn)
-                queue.end_round()
-                self.taken += 1
-                turn.has_place = True
-                turn.woken.set()
+        while self.taken < self.limit and (turn := self._queue.first(_always)) is not None:
+            self._queue.take(turn)
+            self._queue.end_round()
+            self.taken += 1
+            turn.has_place = True
+            turn.woken.set()
 
     def place(self, claim: Claim) -> WindowPlace:
         """Return a block that has a place."""
