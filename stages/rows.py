@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
 
 import anyio
 
+from staged_pool.stages.errors import StageFailed
 from staged_pool.stages.offload import Offload
+from staged_pool.stages.user_code import Panic, kind_of, user_code
 from staged_pool.stages.work import Plan
 
 R = TypeVar("R")
+
+STREAM: Final = "stream"
+"""Stage of results that are written and given to a caller who streams."""
 
 
 class RowStream:
@@ -20,7 +26,7 @@ class RowStream:
     any other caller does.
     """
 
-    __slots__ = ("_closed", "_event", "_fresh", "_plan", "_rows")
+    __slots__ = ("_closed", "_event", "_fresh", "_plan", "_rows", "is_exhausted")
 
     def __init__(self) -> None:
         self._plan: Plan[object] | None = None
@@ -28,6 +34,8 @@ class RowStream:
         self._fresh: list[int] = []
         self._closed = False
         self._event = anyio.Event()
+        self.is_exhausted = False
+        """True once all rows are taken, and no more will come."""
 
     def expect(self, plan: Plan[object]) -> None:
         """Set the plan of the request."""
@@ -57,7 +65,7 @@ class RowStream:
         """
         while not self._fresh:
             if self._closed:
-                self._rows = []
+                self._rows, self.is_exhausted = [], True
                 return None
             self._event = anyio.Event()
             await self._event.wait()
@@ -69,26 +77,51 @@ class RowStream:
         return lambda: finish_some(rows, fresh)
 
 
-async def give_rows(
+@asynccontextmanager
+async def given_rows(
     rows: RowStream,
     offload: Offload,
     write: Callable[[Sequence[int], Any], R],
     give: Callable[[R], Awaitable[None]],
-) -> None:
-    """Write results as their rows come, and give them to the caller.
+) -> AsyncIterator[None]:
+    """Give the rows of a request to its caller, beside a block that submits the request and closes the stream.
 
     Args:
         rows: Rows of one request.
         offload: Runs `write`.
         write: Makes an output from indices in the request's result, and a result of these alone.
         give: Takes each output, one call at a time.
-    """
 
+    Raises:
+        StageFailed: `write` or `give` let out a cancellation that nobody asked for, or what is no `Exception`.
+        Exception: `write` or `give` raised it.
+    """
+    async with anyio.create_task_group() as giving:
+        giving.start_soon(_give, rows, offload, write, give)
+        yield
+    if not rows.is_exhausted:
+        raise StageFailed("The task that gives results was cancelled, and nobody had asked for it.", stage=STREAM)
+
+
+async def _give(
+    rows: RowStream,
+    offload: Offload,
+    write: Callable[[Sequence[int], Any], R],
+    give: Callable[[R], Awaitable[None]],
+) -> None:
     def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:
         places, result = finish()
-        return write(places, result) if places else None
+        with user_code():
+            return write(places, result) if places else None
 
     while (finish := await rows.next()) is not None:
-        given = await offload(written, finish)
-        if given is not None:
-            await give(given)
+        called = "writes"
+        try:
+            given = await offload(written, finish)
+            called = "takes"
+            if given is not None:
+                async with user_code():
+                    await give(given)
+        except Panic as panic:
+            message = f"The caller's function that {called} results failed: {kind_of(panic)}."
+            raise StageFailed(message, stage=STREAM) from panic

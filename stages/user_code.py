@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -69,7 +70,10 @@ class UserCode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, Exception | KeyboardInterrupt | GeneratorExit):
+        if error is None:
+            await self._take_back()
+            return
+        if isinstance(error, Exception | KeyboardInterrupt | GeneratorExit):
             return
         if _is_cancellation(error):
             if anyio.current_effective_deadline() == -math.inf:
@@ -80,6 +84,15 @@ class UserCode:
             panic = Panic(STRAY)
             raise panic from error
         raise as_exception(error) from error
+
+    async def _take_back(self) -> None:
+        """Take back a cancel that the code has asked for itself: it would strike at the next await of ours."""
+        if not self._is_own_task or _native_cancels() <= self._cancels:
+            return
+        if anyio.current_effective_deadline() > -math.inf:  # else it may be that of a scope
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            _forget_native_cancels(self._cancels)
 
 
 def user_code(*, is_own_task: bool = True) -> UserCode:

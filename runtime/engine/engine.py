@@ -37,7 +37,7 @@ from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.rows import RowStream, give_rows
+from staged_pool.stages.rows import RowStream, given_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket
@@ -232,7 +232,8 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         """Submit a request, and give its results as they are done, in any order. Returns its tokens.
 
         Neither a stage nor a drain waits for `give`: with its last row the request has left the engine, even if results
-        are still to be given. An error is raised after the running call of `give`.
+        are still to be given. An error is raised after the running call of `give`. What `give` and `write` raise ends
+        the request: an `Exception` as it is, anything else as `StageFailed`.
 
         Args:
             decode: See `submit`.
@@ -253,8 +254,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         rows, failure, tokens = RowStream(), None, 0
         own = AnswerMemory(self.memory.budget.answers, tenant)
         with single_errors(), own:
-            async with anyio.create_task_group() as giving:
-                giving.start_soon(give_rows, rows, self._offload, write, give)
+            async with given_rows(rows, self._offload, write, give):
                 try:
                     tokens = await self.submit(
                         decode,

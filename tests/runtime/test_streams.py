@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFail
 from tests.servers.engines import engine_on
 from tests.support.cards import CROSS_ENCODER, EMBEDDER
 from tests.support.gates import Gate
+from tests.support.hostile_code import FAULTS, Fault, fail_awaited, fail_plainly, kind_of_fault
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
 
@@ -171,3 +173,71 @@ async def test_a_bug_in_writing_ends_the_request_and_not_the_engine() -> None:
             await engine.stream(lambda: asking("a", "b"), write, give)
         assert engine.statistics().admission.requests == 0
         await engine.embed("a")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("function", ["takes", "writes"])
+async def test_whatever_the_functions_of_a_caller_let_out_fails_its_request_alone(function: str, fault: Fault) -> None:
+    taken, gate = Taken(), Gate()
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
+
+    def write(places: Sequence[int], result: Any) -> tuple[Sequence[int], Any]:
+        if function == "writes" and taken.places:
+            fail_plainly(fault)
+        return places, result
+
+    async def give(given: tuple[Sequence[int], Any]) -> None:
+        await taken.give(given)
+        gate.open()
+        if function == "takes":
+            await fail_awaited(fault)
+
+    async with running(model) as engine:
+        message = rf"The caller's function that {function} results failed: {kind_of_fault(fault)}\."
+        with pytest.raises(StageFailed, match=message) as failure:
+            await engine.stream(lambda: asking("a", "b"), write, give)
+        assert failure.value.stage == "stream"
+        assert taken.places == [0]
+        await until(lambda: engine.statistics().admission.requests == 0)
+        assert await engine.stream(lambda: asking("a"), Taken.write, Taken().give) == 1
+
+
+async def test_an_error_of_a_caller_comes_back_as_it_is() -> None:
+    async def give(given: object) -> None:
+        raise LookupError("the caller's own")
+
+    async with running(LetterModel()) as engine:
+        with pytest.raises(LookupError, match="the caller's own"):
+            await engine.stream(lambda: asking("a", "b"), Taken.write, give)
+        assert engine.statistics().admission.requests == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", ("asyncio", {"use_uvloop": True})])
+@pytest.mark.parametrize("from_within", [True, False])
+async def test_results_that_nobody_gives_any_more_are_an_error(from_within: bool) -> None:
+    taken, gate = Taken(), Gate()
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
+
+    async def give(given: tuple[Sequence[int], Any]) -> None:
+        await taken.give(given)
+        if from_within:
+            (task := asyncio.current_task()) and task.cancel()  # it strikes at the next await, which is not its own
+
+    async with running(model) as engine, anyio.create_task_group() as tasks:
+        failed: list[StageFailed] = []
+
+        async def ask() -> None:
+            try:
+                await engine.stream(lambda: asking("a", "b"), taken.write, give)
+            except StageFailed as error:
+                failed.append(error)
+
+        tasks.start_soon(ask)
+        await until(lambda: taken.places == [0])
+        if not from_within:
+            for task in asyncio.all_tasks():
+                if "rows._give" in task.get_name():
+                    task.cancel()
+        gate.open()
+    assert [error.stage for error in failed] == ([] if from_within else ["stream"])
+    assert taken.places == ([0, 1] if from_within else [0])

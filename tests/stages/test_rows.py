@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from staged_pool.stages.rows import RowStream, give_rows
+from staged_pool.stages.rows import RowStream, given_rows
 from staged_pool.stages.work import Plan
 from tests.support.tickets import a_plan
 
@@ -89,5 +89,6 @@ async def test_results_are_written_and_given_one_by_one_and_nothing_for_rows_tha
             stream.close(keep=True)
 
     stream.add(0, "first")
-    await give_rows(stream, at_once, lambda places, result: f"{list(places)} {result}", give)
+    async with given_rows(stream, at_once, lambda places, result: f"{list(places)} {result}", give):
+        pass
     assert given == ["[0] ['first']", "[2] ['third']"]

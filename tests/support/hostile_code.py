@@ -35,7 +35,7 @@ def fail_plainly(fault: Fault) -> None:
 
 
 async def fail_awaited(fault: Fault) -> None:
-    """Let a fault out of an await. Its cancellation is that of a task, or a scope, which somebody else has cancelled."""
+    """Let a fault out of an await. Its cancellation is that of a task, or of a scope, that somebody else cancelled."""
     await anyio.lowlevel.checkpoint()
     if fault != "cancelled":
         fail_plainly(fault)

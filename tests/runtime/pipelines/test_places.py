@@ -17,7 +17,7 @@ import pytest
 from staged_pool import DeadlineExceeded, EngineStopped, Pipeline, PipelineStage
 from staged_pool.runtime.pipelines.pipeline import FUNCTION_THREADS
 from staged_pool.runtime.pipelines.threads import FunctionThreads
-from tests.runtime.pipelines.test_pipeline import Valve, is_idle
+from tests.runtime.pipelines.test_pipeline import is_idle
 from tests.support.hostile_code import FAULTS, Fault, fail_plainly
 from tests.support.waiting import until
 

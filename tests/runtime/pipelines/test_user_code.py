@@ -68,6 +68,13 @@ def yielding_awaited(fault: Fault) -> Callable[[Any], AsyncIterator[int]]:
     return function
 
 
+async def read(pipeline: Pipeline, items: Any, seen: list[int]) -> None:
+    """Read a stream, and note the index of each outcome."""
+    async with pipeline.stream(items) as outcomes:
+        while (outcome := await anext(outcomes, None)) is not None:
+            seen.append(outcome.index)
+
+
 PLACES = {
     "a plain function": (plain, False),
     "a coroutine": (awaited, False),
@@ -90,11 +97,9 @@ async def test_whatever_a_stage_lets_out_fails_its_request_and_names_stage_and_k
     with pytest.raises(StageFailed, match=message) as failure:
         await pipeline.submit(list(range(10)))
     assert failure.value.stage == "user"
-    seen = []
+    seen: list[int] = []
     with pytest.raises(StageFailed, match=message):
-        async with pipeline.stream(iter(range(10))) as outcomes:
-            async for outcome in outcomes:
-                seen.append(outcome.index)
+        await read(pipeline, iter(range(10)), seen)
     assert BAD not in seen
     assert is_idle(pipeline)
     assert pipeline.statistics().outcomes["failed"] == 2
@@ -184,9 +189,7 @@ async def test_whatever_a_source_lets_out_fails_its_request_behind_what_is_done(
     assert failure.value.stage == "source"
     seen: list[int] = []
     with pytest.raises(StageFailed, match=message):
-        async with pipeline.stream(source(fault)) as outcomes:
-            async for outcome in outcomes:
-                seen.append(outcome.index)
+        await read(pipeline, source(fault), seen)
     assert sorted(seen) == list(range(BAD)), "they were done before, or on their way"
     assert is_idle(pipeline)
 
@@ -197,13 +200,9 @@ async def test_an_error_of_a_source_is_raised_as_it_is_behind_what_is_done(sourc
     with pytest.raises(LookupError, match="the caller's own"):
         await pipeline.submit(source(None))
     seen: list[int] = []
-    async with pipeline.stream(source(None)) as outcomes:
-        with pytest.raises(LookupError, match="the caller's own"):
-            async for outcome in outcomes:
-                seen.append(outcome.index)
-        assert sorted(seen) == list(range(BAD))
-        with pytest.raises(LookupError):
-            await anext(outcomes)
+    with pytest.raises(LookupError, match="the caller's own"):
+        await read(pipeline, source(None), seen)
+    assert sorted(seen) == list(range(BAD))
     assert is_idle(pipeline)
 
 
@@ -286,7 +285,8 @@ async def test_an_endless_generator_costs_one_value_more_than_may_go_on() -> Non
         return {"parts": endless(item)}
 
     for function, expand in (
-        (endless, True), (of_a_coroutine, True), (awaited_endless, True), (in_a_field, "parts"), (itertools.count, True),
+        (endless, True), (of_a_coroutine, True), (awaited_endless, True), (in_a_field, "parts"),
+        (itertools.count, True),
     ):  # fmt: skip
         taken = itertools.count()
         how: dict[str, Any] = {"function": function, "expand": expand, "max_items": 3}
