@@ -65,6 +65,38 @@ class Portion(Generic[T]):
         return InputRange(self.first, len(self.inputs))
 
 
+class Portions(Generic[T]):
+    """Divides the inputs of a call between requests, one by one.
+
+    Args:
+        max_items: Most inputs of one request.
+    """
+
+    def __init__(self, max_items: int) -> None:
+        self._max_items = max_items
+        self._open = Portion[T](0)
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if the open portion has as many inputs as a request may have."""
+        return len(self._open.inputs) == self._max_items
+
+    def add(self, given: T) -> Portion[T] | None:
+        """Add an input. Returns the portion before it, if it has no room there."""
+        size = _bytes(given)
+        has_room = not self.is_full and self._bytes + size <= REQUEST_BYTES
+        before = self.cut() if self._open.inputs and not has_room else None
+        self._open.inputs.append(given)
+        self._bytes += size
+        return before
+
+    def cut(self) -> Portion[T]:
+        """Return the open portion, and begin another one behind it."""
+        portion, self._open, self._bytes = self._open, Portion(self._open.range.last), 0
+        return portion
+
+
 def portions(inputs: Iterable[T], *, may_be_empty: bool, max_items: int = REQUEST_ITEMS) -> Iterator[Portion[T]]:
     """Divide the inputs of a call between requests, as they come.
 
@@ -73,16 +105,12 @@ def portions(inputs: Iterable[T], *, may_be_empty: bool, max_items: int = REQUES
         max_items: Most inputs of one request.
         may_be_empty: No input makes no request. False: it makes an empty one, which the engine rejects.
     """
-    portion, size = Portion[T](0), 0
+    divided = Portions[T](max_items)
     for given in inputs:
-        more = _bytes(given)
-        if portion.inputs and (len(portion.inputs) == max_items or size + more > REQUEST_BYTES):
+        if (portion := divided.add(given)) is not None:
             yield portion
-            portion, size = Portion(portion.range.last), 0
-        portion.inputs.append(given)
-        size += more
-    if portion.inputs or not (portion.first or may_be_empty):
-        yield portion
+    if (last := divided.cut()).inputs or not (last.first or may_be_empty):
+        yield last
 
 
 def _bytes(given: object) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -16,10 +17,11 @@ from staged_pool.pool.engine_thread import result_of
 from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.patience import patiently
-from staged_pool.runtime.input_ranges import REQUEST_ITEMS, InputRange, portions, with_input_range
+from staged_pool.runtime.input_ranges import REQUEST_ITEMS, InputRange, Portion, Portions, with_input_range
 from staged_pool.runtime.progress import Progress, reporting
 from staged_pool.runtime.results import Usage
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.user_code import Panic, kind_of, user_code
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -28,6 +30,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 WINDOW: Final = 8
 """Requests of one call that are in flight at once: enough that the device never waits for the caller's thread."""
+
+SOURCE: Final = "source"
+"""Stage of inputs that are taken from the caller."""
 
 
 class Ask(Protocol[T_contra, R_co]):
@@ -49,6 +54,8 @@ class Call(Generic[T, R]):
     progress: Progress = False
     ordered: bool = True
     """Give results in the order of the inputs, not as they are done."""
+    is_stream: bool = False
+    """Results are read one by one: inputs go at once where nothing is in flight, however few they are."""
     window: int = WINDOW
     portion_items: int = REQUEST_ITEMS
     """Most inputs of one request."""
@@ -58,36 +65,44 @@ class Call(Generic[T, R]):
     def results(
         self, submit: Callable[[Callable[[Engine], Awaitable[R]]], Future[R]]
     ) -> Generator[tuple[InputRange, R], None, None]:
-        """Yield the results of all requests. The caller's thread takes the inputs, as there is room for them.
+        """Yield the results of all requests, each as soon as it is there and was asked for.
 
-        Closing the generator, or an interrupt, cancels the requests in flight.
+        The caller's thread takes the inputs, one by one, as there is room for them. Closing the generator, or an
+        interrupt, cancels the requests in flight. An error of the iterator of the inputs comes as it is; in a stream it
+        comes behind the results of the inputs before it.
 
         Raises:
-            StagedPoolError: A request failed; the error names its inputs.
+            StagedPoolError: A request failed; the error names its inputs. Or the iterator let out what is no
+                `Exception`, such as `SystemExit`.
         """
-        left = portions(self.inputs, may_be_empty=self.may_be_empty, max_items=self.portion_items)
-        waiting = deque[_Request[R]]()
+        source, flight = _Source(self), _Flight[R](ordered=self.ordered)
         ends_at = time.monotonic() + self.timeout_s
         with reporting(self.progress, self.total) as advance:
             try:
                 while True:
-                    while len(waiting) < self.window and (portion := next(left, None)) is not None:
-                        patient = _Patient(self.ask, portion.inputs, ends_at - time.monotonic())
-                        waiting.append(_Request(portion.range, submit(patient)))
-                    if not waiting:
-                        return
-                    request = _done(waiting, ordered=self.ordered)
-                    yield request.range, self._result(request, advance)
+                    takes_more = not source.has_ended and len(flight) < self.window
+                    if (done := flight.take(wait=not takes_more)) is not None:
+                        yield done[0], self._result(*done, advance)
+                    elif not takes_more:
+                        break
+                    else:
+                        for portion in source.next(is_idle=flight.is_idle):
+                            patient = _Patient(self.ask, portion.inputs, ends_at - time.monotonic())
+                            flight.add(portion.range, submit(patient))
+                source.raise_error()
             finally:
-                for request in waiting:
-                    request.future.cancel()
+                flight.cancel()
 
-    def _result(self, request: _Request[R], advance: Callable[[int], None]) -> R:
+    def _result(self, input_range: InputRange, future: Future[R], advance: Callable[[int], None]) -> R:
         try:
-            result = result_of(request.future)
+            result = result_of(future)
         except StagedPoolError as error:
-            raise with_input_range(error, request.range, self.total) from error.__cause__
-        advance(request.range.count)
+            raise with_input_range(error, input_range, self.total) from error.__cause__
+        try:
+            with user_code():
+                advance(input_range.count)
+        except Panic as panic:
+            raise StageFailed(f"The function of the progress failed: {kind_of(panic)}.", stage=SOURCE) from panic
         return result
 
 
@@ -98,8 +113,9 @@ def call_of(
     *,
     progress: Progress,
     ordered: bool = True,
-    may_be_empty: bool = False,
+    is_stream: bool = False,
     items_each: int = 1,
+    may_be_empty: bool = False,
 ) -> Call[Any, R]:
     """Make a call of many inputs.
 
@@ -109,8 +125,9 @@ def call_of(
         options: Other arguments of the method. A `timeout_s` is that of the whole call.
         progress: See `Call`.
         ordered: See `Call`.
-        may_be_empty: See `Call`.
+        is_stream: See `Call`.
         items_each: Items that an input makes, such as one for each of `candidate_labels`.
+        may_be_empty: See `Call`. A stream always may.
     """
     timeout_s = options.get("timeout_s", math.inf)
     arguments.time_limit(timeout_s)
@@ -125,7 +142,8 @@ def call_of(
         timeout_s=timeout_s,
         progress=progress,
         ordered=ordered,
-        may_be_empty=may_be_empty,
+        is_stream=is_stream,
+        may_be_empty=is_stream or may_be_empty,
         portion_items=max(1, REQUEST_ITEMS // max(1, items_each)),
     )
 
@@ -163,12 +181,6 @@ class ResultStream(Iterator[tuple[int, T]], Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Request(Generic[R]):
-    range: InputRange
-    future: Future[R]
-
-
-@dataclass(frozen=True, slots=True)
 class _Patient(Generic[T, R]):
     """One request, which waits for room in the engine."""
 
@@ -180,11 +192,104 @@ class _Patient(Generic[T, R]):
         return await patiently(partial(self.ask, engine, self.inputs), self.timeout_s)
 
 
-def _done(waiting: deque[_Request[R]], *, ordered: bool) -> _Request[R]:
-    """Take a request out of those in flight: the first, or one that is done."""
-    if ordered:
-        return waiting.popleft()
-    done, _ = wait([request.future for request in waiting], return_when=FIRST_COMPLETED)
-    request = next(request for request in waiting if request.future in done)
-    waiting.remove(request)
-    return request
+class _Source(Generic[T]):
+    """The inputs of a call, divided between requests. Its iterator is code of the caller."""
+
+    def __init__(self, call: Call[T, Any]) -> None:
+        self._call = call
+        self._inputs: Iterator[T] | None = None
+        self._portions = Portions[T](call.portion_items)
+        self._error: Exception | None = None
+        self.has_ended = False
+
+    def next(self, *, is_idle: bool) -> Iterator[Portion[T]]:
+        """Take one more input, and yield the portions that are complete.
+
+        Args:
+            is_idle: No request is in flight, so that a stream waits for no more inputs.
+        """
+        try:
+            with user_code():
+                if self._inputs is None:
+                    self._inputs = iter(self._call.inputs)
+                for given in islice(self._inputs, 1):
+                    before = self._portions.add(given)
+                    break
+                else:
+                    self.has_ended, before = True, None
+        except Exception as error:  # noqa: BLE001  # the caller's own, which comes back to it
+            if not self._call.is_stream:
+                raise _own_error(error) from error.__cause__
+            self._error, self.has_ended, before = _own_error(error), True, None
+        if before is not None:
+            yield before
+        if self.has_ended:
+            if (last := self._portions.cut()).inputs or not (last.first or self._call.may_be_empty):
+                yield last
+        elif self._portions.is_full or (self._call.is_stream and is_idle and before is None):
+            yield self._portions.cut()
+
+    def raise_error(self) -> None:
+        """Raise the error by which the iterator ended, if there is one."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # break the cycle of the error, its traceback and this frame
+
+
+def _own_error(error: Exception) -> Exception:
+    """Return the error for the caller whose iterator has failed: its own, as it is."""
+    if not isinstance(error, Panic):
+        return error
+    failure = StageFailed(f"The iterator of the inputs failed: {kind_of(error)}.", stage=SOURCE)
+    failure.__cause__ = error
+    return failure
+
+
+class _Flight(Generic[R]):
+    """The requests in flight of a call, those that are done and not taken included."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
+        self._ranges: dict[Future[R], InputRange] = {}
+        self._done = SimpleQueue[Future[R]]()
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all of them are done."""
+        return all(future.done() for future in self._ranges)
+
+    def add(self, input_range: InputRange, future: Future[R]) -> None:
+        """Add a request."""
+        self._ranges[future] = input_range
+        if not self._ordered:
+            future.add_done_callback(self._done.put)
+
+    def take(self, *, wait: bool) -> tuple[InputRange, Future[R]] | None:
+        """Take the first request, or, without an order, the next one that is done.
+
+        Args:
+            wait: Wait until one is done; in order, the result must be waited for. False: None if there is none yet.
+        """
+        if not self._ranges:
+            return None
+        future = next(iter(self._ranges))
+        if self._ordered:
+            if not wait and not future.done():
+                return None
+        else:
+            try:
+                future = self._done.get(block=wait)
+            except Empty:
+                return None
+        return self._ranges.pop(future), future
+
+    def cancel(self) -> None:
+        """Cancel all requests."""
+        for future in self._ranges:
+            future.cancel()

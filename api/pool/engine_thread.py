@@ -15,13 +15,17 @@ import sniffio
 from anyio.from_thread import BlockingPortal
 
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.errors import EngineStopped, StageFailed
+from staged_pool.stages.user_code import Panic, kind_of, user_code
 
 R = TypeVar("R")
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 Opens: TypeAlias = Callable[[], AbstractAsyncContextManager[Engine]]
 """Opens an engine, as `open_engine` does."""
+
+CALL: Final = "call"
+"""Stage of a function that another thread has the event loop run."""
 
 CLOSED: Final = "The pool is closed: make another one."
 
@@ -62,8 +66,11 @@ class _Calls:
         self._running += 1
         try:
             with start.scope():
-                return await use(self.engine)
+                async with user_code():
+                    return await use(self.engine)
             raise EngineStopped("The start of the call was interrupted.")  # for nobody
+        except Panic as panic:
+            raise StageFailed(f"The function of the call failed: {kind_of(panic)}.", stage=CALL) from panic
         finally:
             self._running -= 1
             if not self._running:

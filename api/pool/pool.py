@@ -96,16 +96,18 @@ class Pool(EncodePool):
     ) -> ResultStream[NDArray[np.float32]]:
         """Embed any number of inputs, and give the index and vector of each.
 
-        Inputs are taken from the iterable as there is room for them, so memory stays bounded.
+        Inputs are taken from the iterable as there is room for them, so memory stays bounded. Each result is given as
+        soon as it is there and its turn has come. If the iterable raises an error, that comes behind the results of the
+        inputs before it.
 
         Args:
             inputs: Inputs, such as those of a generator.
-            ordered: Keep the order of the inputs. False: as they are done.
+            ordered: Keep the order of the inputs. False: as the requests are done, of 256 inputs at most.
             progress: See the class.
             **options: See `Engine.embed`. `timeout_s` limits the whole stream.
         """
         call = call_of(
-            Engine.embed, arguments.each(inputs), options, progress=progress, ordered=ordered, may_be_empty=True
+            Engine.embed, arguments.each(inputs), options, progress=progress, ordered=ordered, is_stream=True
         )
         return ResultStream(self._rows(call, lambda result: result.embeddings))
 
@@ -135,7 +137,7 @@ class Pool(EncodePool):
             options,
             progress=progress,
             ordered=ordered,
-            may_be_empty=True,
+            is_stream=True,
             items_each=_labels(options),
         )
         return ResultStream(self._rows(call, lambda result: result.scores))
@@ -179,9 +181,7 @@ class Pool(EncodePool):
         **options: Unpack[ScoreOptions],
     ) -> ResultStream[float]:
         """Score any number of pairs of a query and a document, and give each score; see `embed_stream`."""
-        call = call_of(
-            score_pairs, arguments.each(pairs), options, progress=progress, ordered=ordered, may_be_empty=True
-        )
+        call = call_of(score_pairs, arguments.each(pairs), options, progress=progress, ordered=ordered, is_stream=True)
         return ResultStream(self._rows(call, lambda result: result.scores.tolist()))
 
     def rerank(
