@@ -11,6 +11,17 @@ from typing import Any, Literal
 Kind = Literal["one", "other", "function", "expand", "best"]
 """A stage: either engine, a function, one that makes several of an item, or a score of which the best go on."""
 
+SourceFault = Literal["raises", "cancelled", "panics", "exits"]
+
+FUNCTION_FAULTS = ("!raises", "!cancelled", "!panics", "!exits")
+"""Texts for which every function fails. The first is an error of its own; see `hostile_code` for the others."""
+
+GENERATOR_FAULTS = ("!endless", *(f"!yields, {fault[1:]}" for fault in FUNCTION_FAULTS))
+"""Texts for which a function that makes several items returns a generator without an end, or one that fails."""
+
+HANGS = "!hangs"
+"""Text for which a plain function hangs, for longer than any request waits."""
+
 TICK_S = 0.001
 
 
@@ -23,18 +34,26 @@ class StagePlan:
     skips: bool = False
     """Items that fail are skipped."""
     top_k: int = 2
+    plain: bool = False
+    """The function runs in a thread."""
+    parts: int = 2
+    """Items that an expanding stage makes of one; it may make one more."""
 
 
 @dataclass(slots=True)
 class RequestPlan:
     arrives_at: float = 0.0
     items: list[str] = field(default_factory=lambda: ["a"])
-    """Texts. One with NaN in it fails in an engine, and one with v in it vanishes in a function."""
+    """Texts. One with NaN in it fails in an engine, and one with v in it vanishes in a function. See `FUNCTION_FAULTS`."""
     timeout_s: float = math.inf
     leaves_at: float = math.inf
     bulk: bool = False
     tenant: str | None = None
     streams: bool = False
+    source: Literal["list", "plain", "awaited"] = "list"
+    """The items come in a list, of a generator, or of an asynchronous one."""
+    source_fault: SourceFault | None = None
+    """The error by which a generator ends, behind its items."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,12 +96,21 @@ def draw(seed: int) -> PipeWorld:
         StagePlan(some(kinds), some([None, 1, 3]), some([0, 2, 6]), rng.random() < 0.4, some([1, 3]))
         for _ in range(rng.randint(1, 4))
     ]
+    hostile = rng.random() < 0.4
+    for stage in world.stages:
+        stage.plain = rng.random() < 0.4
+        stage.parts = some([2, 2, 6])
     for _ in range(rng.randint(1, 7)):
         texts = [
             some(["a", "bc", "ccc", "NaN", "v"] if rng.random() < 0.3 else ["a", "bc"]) for _ in range(some([1, 3, 12]))
         ]
+        if hostile and rng.random() < 0.5:
+            texts[rng.randrange(len(texts))] = some([*FUNCTION_FAULTS, *GENERATOR_FAULTS, HANGS])
         plan = RequestPlan(rng.randint(0, 10) * TICK_S, texts, bulk=rng.random() < 0.3, streams=rng.random() < 0.3)
         plan.tenant = some([None, None, "a", "b"])
+        plan.source = some(["list", "list", "plain", "awaited"])
+        if hostile and plan.source != "list" and rng.random() < 0.4:
+            plan.source_fault = some(["raises", "cancelled", "panics", "exits"])
         if rng.random() < 0.2:
             plan.timeout_s = rng.randint(1, 60) * TICK_S
         if rng.random() < 0.2:
@@ -90,7 +118,7 @@ def draw(seed: int) -> PipeWorld:
         world.requests.append(plan)
     if any(stage.kind == "best" for stage in world.stages):
         for plan in world.requests:  # which ones are the best does not matter then
-            plan.items = [text for text in plan.items if text not in ("NaN", "v")] or ["a"]
+            plan.items = [text for text in plan.items if text in ("a", "bc", "ccc")] or ["a"]
     if rng.random() < 0.15:
         world.drains_at, world.drain_s = rng.randint(0, 30) * TICK_S, some([0.0, 0.01, 10.0])
     return world

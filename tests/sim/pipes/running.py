@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from staged_pool import (
     DeadlineExceeded,
@@ -22,13 +26,29 @@ from staged_pool import (
     PipelineItem,
     PipelineStage,
     StagedPoolError,
+    StageFailed,
+    TooLarge,
 )
 from staged_pool.runtime.engine.run import run_engine
+from staged_pool.runtime.pipelines.window import Window
+from staged_pool.stages.scheduling.entries import Claim, Priority
 from staged_pool.stages.stage import StageOptions
 from tests.sim import clock as virtual
-from tests.sim.clock import Backend, Stuck
-from tests.sim.pipes.plan import TICK_S, PipeWorld, RequestPlan, StagePlan
+from tests.sim.clock import Backend
+from tests.sim.pipes.plan import (
+    FUNCTION_FAULTS,
+    GENERATOR_FAULTS,
+    HANGS,
+    TICK_S,
+    PipeWorld,
+    RequestPlan,
+    StagePlan,
+    draw,
+    from_json,
+)
+from tests.sim.running import Report, run_block
 from tests.support.cards import EMBEDDER
+from tests.support.hostile_code import Fault, fail_awaited, fail_plainly
 from tests.support.model import LetterModel
 
 A = TypeVar("A")
@@ -36,7 +56,13 @@ T = TypeVar("T")
 
 EPSILON = 1e-6
 HANG_S = 600.0
-PARTS = 2
+HANGING_S = 5.0
+"""Seconds for which a plain function hangs."""
+FUNCTION_THREADS = 2
+
+
+class SourceError(Exception):
+    """The own error of a caller's generator."""
 
 
 class TickOffload:
@@ -54,6 +80,78 @@ class TickOffload:
         return value
 
 
+class FunctionThreads:
+    """Threads of plain functions, which can be left, like those of a pipeline."""
+
+    def __init__(self, rng: random.Random, ticks: int, tasks: TaskGroup) -> None:
+        self._rng = rng
+        self._ticks = ticks
+        self._tasks = tasks
+        self._places = anyio.CapacityLimiter(FUNCTION_THREADS)
+
+    async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
+        call, done, outcome = object(), anyio.Event(), list[tuple[T] | BaseException]()
+        await self._places.acquire_on_behalf_of(call)
+
+        async def run() -> None:
+            hangs = isinstance(argument, Sequence) and HANGS in argument
+            await anyio.sleep(HANGING_S if hangs else self._rng.randint(0, self._ticks) * TICK_S)
+            try:
+                outcome.append((function(argument),))
+            except BaseException as error:  # noqa: BLE001  # raised again in the task that waits
+                outcome.append(error)
+            self._places.release_on_behalf_of(call)
+            done.set()
+
+        self._tasks.start_soon(run)
+        await done.wait()
+        if isinstance(kept := outcome.pop(), BaseException):
+            raise kept
+        return kept[0]
+
+
+class FairWindow:
+    """Watches the window of a pipeline: what waits is passed by others a few times only.
+
+    Args:
+        window: The window. Its method `enter` is watched from now on.
+        fail: Called with each violation.
+        requests: Requests of the world.
+    """
+
+    def __init__(self, window: Window, fail: Callable[[str], object], requests: Sequence[RequestPlan]) -> None:
+        self._enter = window.enter
+        self._fail = fail
+        self._window = window
+        self._requests = requests
+        self._passed: dict[Claim, int] = {}
+        """Places that others got since a request began to wait, or got its last one."""
+        self._waits: Counter[Claim] = Counter()
+        window.enter = self.enter  # type: ignore[method-assign]
+
+    async def enter(self, claim: Claim) -> None:
+        """Take a place; see `Window.enter`."""
+        if not self._waits[claim]:
+            self._passed[claim] = 0
+        self._waits[claim] += 1
+        try:
+            await self._enter(claim)
+        finally:
+            self._waits[claim] -= 1
+        self._passed[claim] = 0
+        for other in (other for other, count in self._waits.items() if count and other is not claim):
+            self._passed[other] += 1
+            if other.priority is Priority.INTERACTIVE and self._passed[other] > (most := self._most(other)):
+                self._fail(f"an interactive item was passed {self._passed[other]} times, of {most}")
+
+    def _most(self, claim: Claim) -> int:
+        """Return how many places others may get before a request: its fair share comes, but for what begins at once."""
+        urgent = [plan for plan in self._requests if not plan.bulk]
+        tenants = len({plan.tenant for plan in urgent})
+        own = sum(plan.tenant == claim.tenant for plan in urgent)
+        return math.ceil((tenants + 1) * (own + 1) * 8 / 7) + self._window.limit
+
+
 class PipeSimulation:
     """One run of a world."""
 
@@ -63,6 +161,8 @@ class PipeSimulation:
         self.outcomes: dict[int, str] = {}
         self._rng = random.Random(world.seed)
         self._pipeline: Pipeline | None = None
+        self._read: dict[int, int] = {}
+        """Outcomes that the reader of a stream has got, by request."""
 
     async def run(self) -> None:
         """Run the world until each request has its outcome and the engines have ended."""
@@ -94,19 +194,23 @@ class PipeSimulation:
                         )
                     )
                 )
+            threads = await stack.enter_async_context(anyio.create_task_group())
             stages = [self._stage(f"s{place}", plan, engines) for place, plan in enumerate(world.stages)]
             self._pipeline = pipeline = Pipeline(
                 stages,
                 window=world.window,
                 max_requests=world.max_requests,
                 clock=clock,
-                offload=TickOffload(self._rng, 1),
+                offload=FunctionThreads(self._rng, 1, threads),
             )
+            FairWindow(pipeline._window, self.violations.append, world.requests)
             async with anyio.create_task_group() as tasks:
                 for number, plan in enumerate(world.requests):
                     tasks.start_soon(self._ask, number, plan)
                 if world.drains_at < math.inf:
                     tasks.start_soon(self._drain)
+            if missing := set(range(len(world.requests))) - self.outcomes.keys():
+                self.violations.append(f"{sorted(missing)} ended without an outcome")
             self._check_empty(pipeline, engines)
 
     async def _drain(self) -> None:
@@ -120,27 +224,53 @@ class PipeSimulation:
     def _stage(self, name: str, plan: StagePlan, engines: Sequence[Engine]) -> PipelineStage:
         how: dict[str, Any] = {"window": plan.window, "on_error": "skip" if plan.skips else "fail"}
 
-        async def work(text: str) -> Any:
+        def made(text: str) -> Any:
             self._check_windows()
-            await anyio.sleep(self._rng.randint(0, plan.ticks) * TICK_S)
+            if text in FUNCTION_FAULTS:
+                self._fail(text[1:])
             if plan.kind == "expand":
-                return [text] * PARTS
+                return self._yielded(text, plan) if text in GENERATOR_FAULTS or plan.plain else [text] * plan.parts
             return None if "v" in text else text
 
+        async def work(text: str) -> Any:
+            await anyio.sleep(self._rng.randint(0, plan.ticks) * TICK_S)
+            if text == "!cancelled":
+                await fail_awaited("cancelled")
+            return made(text)
+
         if plan.kind in ("function", "expand"):
-            return PipelineStage(name, function=work, source="item", expand=plan.kind == "expand", **how)
+            expands: dict[str, Any] = {"expand": True, "max_items": plan.parts + 1} if plan.kind == "expand" else {}
+            return PipelineStage(name, function=made if plan.plain else work, source="item", **expands, **how)
         if plan.kind == "best":
             sources = ["request.query", "item"]
             return PipelineStage(name, engine=engines[0], task="score", source=sources, top_k=plan.top_k, **how)
         return PipelineStage(name, engine=engines[plan.kind == "other"], source="item", **how)
 
+    def _yielded(self, text: str, plan: StagePlan) -> Iterator[str]:
+        """Yield the parts of an item, and count what is taken."""
+        for taken in itertools.count(1):
+            if taken > plan.parts + 2:
+                self.violations.append(f"{taken} parts were taken, of {plan.parts + 1} at most")
+            yield text
+            if text.startswith("!yields"):
+                self._fail(text.rpartition(" ")[2])
+            if text != "!endless" and taken == plan.parts:
+                return
+
+    @staticmethod
+    def _fail(fault: str) -> None:
+        if fault == "raises":
+            raise SourceError
+        fail_plainly(cast(Fault, fault))
+
     async def _ask(self, number: int, plan: RequestPlan) -> None:
         await anyio.sleep(plan.arrives_at)
-        found: int | StagedPoolError | None = None
+        found: int | Exception | None = None
+        self._read.pop(number, None)
         with anyio.CancelScope(deadline=plan.leaves_at):
             try:
-                found = await self._submit(plan)
-            except StagedPoolError as error:
+                found = await self._submit(number, plan)
+            except (StagedPoolError, SourceError) as error:
                 found = error
         now = anyio.current_time()
         if now > min(plan.leaves_at, plan.arrives_at + plan.timeout_s) + EPSILON:
@@ -148,54 +278,86 @@ class PipeSimulation:
         self.outcomes[number] = (
             "left" if found is None else "answered" if isinstance(found, int) else type(found).__name__
         )
-        if wrong := self._wrong(plan, found):
+        if wrong := self._wrong(plan, found) or self._lost(number, plan, found):
             self.violations.append(f"request {number}: {found!r}: {wrong}")
 
-    async def _submit(self, plan: RequestPlan) -> int:
+    async def _submit(self, number: int, plan: RequestPlan) -> int:
         """Return the number of items of the answer."""
         assert self._pipeline is not None
         how: dict[str, Any] = {
             "timeout_s": plan.timeout_s, "priority": "bulk" if plan.bulk else "interactive", "tenant": plan.tenant,
         }  # fmt: skip
-        data = {"query": "q", "data": plan.items}
+        sources = {"list": lambda: plan.items, "plain": partial(self._plain, plan), "awaited": partial(_awaited, plan)}
+        data = {"query": "q", "data": sources[plan.source]()}
         if not plan.streams:
             return len((await self._pipeline.submit(data, **how)).items)
         async with self._pipeline.stream(data, **how) as outcomes:
-            return len([outcome async for outcome in outcomes if isinstance(outcome, PipelineItem)])
+            self._read[number] = 0
+            async for outcome in outcomes:
+                self._read[number] += isinstance(outcome, PipelineItem)
+            return self._read[number]
 
-    def _wrong(self, plan: RequestPlan, found: int | StagedPoolError | None) -> str | None:
+    def _plain(self, plan: RequestPlan) -> Iterator[str]:
+        yield from plan.items
+        if plan.source_fault is not None:
+            self._fail(plan.source_fault)
+
+    def _wrong(self, plan: RequestPlan, found: int | Exception | None) -> str | None:
         """Explain a wrong outcome; None if it is right."""
         now, world = anyio.current_time(), self.world
-        expected = self._expected(plan)
+        expected, failures = self._expected(plan)
         match found:
             case None:
                 return None if now >= plan.leaves_at - EPSILON else "it has not left"
             case int():
-                return None if found == expected else f"{expected} items were expected"
+                return None if found == expected and not failures else f"{expected} items were expected, or {failures}"
             case DeadlineExceeded():
                 return None if plan.timeout_s < math.inf else "it has no deadline"
             case Overloaded():
                 return None if "pipeline" in str(found) else "an engine rejects inside"
             case EngineStopped():
                 return None if now >= world.drains_at - EPSILON else "nothing was stopped"
-            case ModelFailed():
-                return None if expected is None else "no item of it fails"
-        return "never expected"
+            case StageFailed(stage="source"):
+                kind = {"cancelled": "Cancelled", "panics": "PanicException", "exits": "SystemExit"}
+                fault = plan.source_fault or "none"
+                return None if kind.get(fault, "none of these") in str(found) else "its source is well"
+            case SourceError():
+                return None if plan.source_fault == "raises" else "it is of no source"
+            case Exception():
+                return None if type(found) in failures else f"only {failures} were expected"
 
-    def _expected(self, plan: RequestPlan) -> int | None:
-        """Return the number of items of the answer; None if the request fails."""
+    def _lost(self, number: int, plan: RequestPlan, found: int | Exception | None) -> str | None:
+        """Explain what a reader of a stream has lost by an error of its source, which comes behind all outcomes."""
+        ended_by_source = isinstance(found, SourceError) or (isinstance(found, StageFailed) and found.stage == "source")
+        expected, failures = self._expected(plan)
+        if not (plan.streams and ended_by_source) or len(failures) > 1 or "best" in {s.kind for s in self.world.stages}:
+            return None
+        return None if self._read[number] == expected else f"{self._read[number]} of {expected} outcomes were read"
+
+    def _expected(self, plan: RequestPlan) -> tuple[int, set[type[Exception]]]:
+        """Return the number of items of the answer, and the errors by which the request must fail instead."""
         items = list(plan.items)
+        failures: set[type[Exception]] = set()
         for stage in self.world.stages:
+            failing: dict[str, type[Exception]] = {}
             if stage.kind in ("one", "other", "best"):
-                healthy = [text for text in items if "NaN" not in text]
-                if len(healthy) < len(items) and not stage.skips:
-                    return None
-                items = healthy[: stage.top_k] if stage.kind == "best" else healthy
+                failing = {text: ModelFailed for text in items if "NaN" in text}
+            else:
+                failing = dict.fromkeys(FUNCTION_FAULTS, StageFailed)
+            if stage.kind == "expand":
+                failing |= {text: TooLarge if text == "!endless" else StageFailed for text in GENERATOR_FAULTS}
+            if not stage.skips:
+                failures |= {failing[text] for text in items if text in failing}
+            items = [text for text in items if text not in failing]
+            if stage.kind == "best":
+                items = items[: stage.top_k]
             elif stage.kind == "function":
                 items = [text for text in items if "v" not in text]
-            else:
-                items = [text for text in items for _ in range(PARTS)]
-        return len(items)
+            elif stage.kind == "expand":
+                items = [text for text in items for _ in range(stage.parts)]
+        if plan.source_fault is not None:
+            failures.add(SourceError)
+        return len(items), failures
 
     def _check_windows(self) -> None:
         assert self._pipeline is not None
@@ -225,11 +387,45 @@ class PipeSimulation:
                 self.violations.append(f"an engine rejected by {refused}")
 
 
+async def _awaited(plan: RequestPlan) -> AsyncGenerator[str, None]:
+    for text in plan.items:
+        await anyio.sleep(TICK_S / 2)
+        yield text
+    if plan.source_fault == "raises":
+        raise SourceError
+    if plan.source_fault is not None:
+        await fail_awaited(plan.source_fault)
+
+
 def run_pipes(world: PipeWorld, backend: Backend) -> PipeSimulation:
     """Run one world. Call it inside `prepared()`."""
     simulation = PipeSimulation(world)
     try:
         simulation.violations += virtual.run(simulation.run, backend=backend, seed=world.seed)
-    except (Exception, Stuck) as error:  # noqa: BLE001  # a violation like any other
+    except BaseException as error:  # noqa: BLE001  # a violation like any other: whatever ends the host does
+        if isinstance(error, KeyboardInterrupt):
+            raise
         simulation.violations.append(f"the program ended by {error!r}")
     return simulation
+
+
+def run_pipes_json(given: Any, backend: Backend) -> Report:
+    """Run the world that a JSON value describes."""
+    return run_pipes_world(from_json(given), backend)
+
+
+def run_pipes_seed(seed: int, backend: Backend) -> Report:
+    """Run the world of a seed."""
+    return run_pipes_world(draw(seed), backend)
+
+
+def run_pipes_world(world: PipeWorld, backend: Backend) -> Report:
+    """Run one world. Call it inside `prepared()`."""
+    simulation = run_pipes(world, backend)
+    outcomes = Counter(simulation.outcomes.values())
+    return Report(world.seed, backend, tuple(simulation.violations), (), outcomes, flag="--pipes")
+
+
+def run_pipes_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], Counter[str]]:
+    """Run several seeds; see `run_block`."""
+    return run_block(block, run_pipes_seed)
