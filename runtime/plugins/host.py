@@ -24,6 +24,7 @@ from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import user_code
 
 CANCELLED_S: Final = 1.0
 """Seconds that the hook `cancelled` may take."""
@@ -89,8 +90,9 @@ class PluginHost:
             return
         with anyio.move_on_after(CLOSE_S, shield=True) as scope:
             try:
-                if (closing := self.plugin.aclose()) is not None:  # type: ignore[attr-defined]
-                    await closing
+                async with user_code():
+                    if (closing := self.plugin.aclose()) is not None:  # type: ignore[attr-defined]
+                        await closing
             except Exception:
                 log.exception("plugin.close_failed", plugin=self.name)
         if scope.cancelled_caught:
@@ -130,7 +132,8 @@ class PluginHost:
         self._open.discard(call)
         if overrides(self.plugin, "release"):
             try:
-                self.plugin.release(call.context)  # type: ignore[attr-defined]
+                with user_code():
+                    self.plugin.release(call.context)  # type: ignore[attr-defined]
             except Exception:  # the boundary to the plugin: the request has ended already
                 log.exception("plugin.failed", plugin=self.name, hook="release")
         for name, seconds in call.seconds.items():
@@ -148,7 +151,8 @@ class PluginHost:
                 return
             with anyio.move_on_after(CANCELLED_S, shield=True) as scope:
                 if hook.kind == "awaited":
-                    await self.places.watch.watched(hook.name, hook(None, context))
+                    async with user_code():
+                        await self.places.watch.watched(hook.name, hook(None, context))
                 else:
                     await self._leaving(lambda _: hook(None, context), None)
             if scope.cancelled_caught:
