@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, TypeVarTuple, Unpack
+from typing import Final, TypeVarTuple
 
 import anyio
 import sniffio
@@ -111,7 +111,7 @@ def user_code(*, is_own_task: bool = True) -> UserCode:
     return UserCode(is_own_task=is_own_task)
 
 
-async def run_guarded(function: Callable[[Unpack[Args]], Awaitable[object]], *args: Unpack[Args]) -> None:
+async def run_guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
     """Await a function as a task of a group whose silent end would lose work.
 
     A task that ends by a cancellation ends its group, too, and the group tells nobody.
