@@ -60,7 +60,7 @@ def as_text(error: BaseException) -> str:
 
 
 def was_asked_for(error: BaseException) -> bool:
-    """Return True for a cancellation that a scope around the running task's code has asked for."""
+    """Return True for a cancellation by a scope around the code that asks."""
     return _is_cancellation(error) and anyio.current_effective_deadline() == -math.inf
 
 
@@ -135,7 +135,7 @@ def _native_cancels() -> int:
 
 
 def _forget_native_cancels(down_to: int) -> None:
-    """Take back cancels of the running task that nobody but the user code in it can have asked for."""
+    """Take back cancels of the running task. Only the user code in it can have asked for them."""
     if sniffio.current_async_library() == "asyncio" and (task := asyncio.current_task()) is not None:
         while task.cancelling() > down_to:
             task.uncancel()

@@ -79,7 +79,7 @@ class PluginCall:
         return self.run_part(hook, lambda: _no_coroutine(hook(value, self.context)))
 
     def run_part(self, hook: Hook, code: Callable[[], R]) -> R:
-        """Run code of a hook in the calling thread, such as the generator that it has returned; see `run`."""
+        """Run more code of a hook, such as its generator, in the calling thread; see `run`."""
         with _Running(self, hook), user_code():
             return code()
 

@@ -25,7 +25,7 @@ HOOKS = ["parse", "load", "preprocess", "postprocess"]
 
 
 async def fails_alone(engine: Engine, hook: str) -> None:
-    """Check that a bad request fails by name, and that one beside it and one after it do not."""
+    """Check that a bad request fails by name, and no other one."""
     told: list[PluginFailed] = []
     outputs: list[Any] = []
 

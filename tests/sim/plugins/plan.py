@@ -44,7 +44,7 @@ class PluginWorld:
     preprocess_limit: int = 2
     media_limit: int = 2
     end_fault: Fault | None = None
-    """Fault of the hooks that run at the end of a request, and of the plugin."""
+    """Fault of the hooks at the end of a request or of the plugin."""
     stops_at: float = math.inf
     """Time at which the host cancels the engine."""
 
