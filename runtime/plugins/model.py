@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -120,7 +120,7 @@ class PluginModel:
         outputs = _outputs(self.host, self._base.card) if self._base is not None else ()
         if isinstance(value, ModelInputs):
             outputs, value = [Output(name) for name in value.outputs] or outputs, value.inputs
-        if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
+        if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
             raise self._failed("preprocess", f"returned {type(value).__name__}, not a sequence of model inputs")
         items = call.run_part(hook, lambda: list(islice(value, self._max_inputs + 1)))
         if len(items) > self._max_inputs:

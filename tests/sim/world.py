@@ -23,7 +23,7 @@ ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "ou
 CodecFault = Literal["raises", "rejects", "panics", "strays"]
 """`strays` raises the cancellation of another event loop, as `asyncio.run` in a thread does."""
 
-BUGS = ("raises", "panics", "strays")
+BUGS: tuple[CodecFault, ...] = ("raises", "panics", "strays")
 """Faults of a codec that are no error for the caller."""
 
 FetchFault = Literal["unusable", "unavailable", "raises"]

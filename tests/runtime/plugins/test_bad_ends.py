@@ -68,7 +68,7 @@ def bad_in(plugin: Letters, hook: str, end: Callable[[], Any]) -> None:
             is_bad(value, context)
             return await parse(value, context)
 
-        plugin.parse = awaited_parse  # type: ignore[method-assign]
+        plugin.parse = awaited_parse  # type: ignore[method-assign,assignment]
         setattr(plugin, hook, awaited)
         return
 
@@ -81,7 +81,7 @@ def bad_in(plugin: Letters, hook: str, end: Callable[[], Any]) -> None:
         is_bad(value, context)
         return parse(value, context)
 
-    plugin.parse = called_parse  # type: ignore[method-assign]
+    plugin.parse = called_parse  # type: ignore[method-assign,assignment]
     setattr(plugin, hook, called)
 
 
@@ -126,8 +126,8 @@ async def test_hooks_after_the_end_of_a_request_harm_nobody(
     end: BadEnd, logged: list[structlog.typing.EventDict]
 ) -> None:
     plugin = AwaitedLetters("load")
-    plugin.release = end.called  # type: ignore[method-assign]
-    plugin.cancelled = end.awaited  # type: ignore[method-assign]
+    plugin.release = end.called  # type: ignore[method-assign,assignment]
+    plugin.cancelled = end.awaited  # type: ignore[method-assign,assignment]
     plugin.aclose = end.awaited  # type: ignore[method-assign]
     async with engine_of_plugin(plugin) as engine:
         with anyio.move_on_after(0.01):
