@@ -21,6 +21,7 @@ from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody, suppress_crash
 from staged_pool.stages.ticket import Decode, Item, Ticket
 from staged_pool.stages.ticket_check import should_process
+from staged_pool.stages.user_code import run_guarded, user_code
 from staged_pool.stages.work import Plan, Request
 
 S = TypeVar("S")
@@ -168,15 +169,16 @@ class ParseStage(Stage, Generic[S]):
         elsewhere: Sequence[tuple[int, S]],
     ) -> None:
         """Feed the remaining inputs of one request, until all are fed or it is settled."""
-        with suppress_crash(self.meter), custody("parse", (ticket,)) as held, anyio.CancelScope() as scope:
-            with single_errors(), ticket.on_settled(scope.cancel):
-                async with anyio.create_task_group() as feeders:
-                    left = iter(elsewhere)
-                    for _ in range(min(len(elsewhere), self._completer.limit)):
-                        feeders.start_soon(self._complete, ticket, left)
-                    for lane, inputs in lanes.items():
-                        feeders.start_soon(self._feeds[lane].feed, ticket, inputs)
-            held.handed_on()
+        async with suppress_crash(self.meter):
+            with custody("parse", (ticket,)) as held, anyio.CancelScope() as scope:
+                with single_errors(), ticket.on_settled(scope.cancel):
+                    async with anyio.create_task_group() as feeders:
+                        left = iter(elsewhere)
+                        for _ in range(min(len(elsewhere), self._completer.limit)):
+                            feeders.start_soon(run_guarded, self._complete, ticket, left)
+                        for lane, inputs in lanes.items():
+                            feeders.start_soon(run_guarded, self._feeds[lane].feed, ticket, inputs)
+                held.handed_on()
 
     async def _complete(self, ticket: Ticket, left: Iterator[tuple[int, S]]) -> None:
         """Complete and feed inputs one by one. Several of these tasks share an iterator."""
@@ -196,7 +198,8 @@ class ParseStage(Stage, Generic[S]):
 
     async def _decode(self, decode: Decode, body_bytes: int) -> Request:
         if body_bytes <= self._inline_bytes:
-            return decode()
+            with user_code():
+                return decode()
         return await self._offload(_call, decode)
 
     def _fail(self, ticket: Ticket, error: StagedPoolError) -> None:

@@ -19,6 +19,7 @@ from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody, suppress_crash
 from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled
+from staged_pool.stages.user_code import user_code
 
 R = TypeVar("R")
 
@@ -117,10 +118,11 @@ class PostprocessStage(Stage, Generic[R]):
         self, ticket: Ticket, sent_at: float, finish: Callable[[], Awaitable[Callable[[], object]]]
     ) -> None:
         """Await the result of one request, and make its answer. It ends early if the request is settled."""
-        with suppress_crash(self.meter), custody("postprocess", (ticket,)) as held, anyio.CancelScope() as scope:
-            with ticket.on_settled(scope.cancel):
-                await self._answer(ticket, sent_at, self._offload, finish)
-            held.handed_on()
+        async with suppress_crash(self.meter):
+            with custody("postprocess", (ticket,)) as held, anyio.CancelScope() as scope:
+                with ticket.on_settled(scope.cancel):
+                    await self._answer(ticket, sent_at, self._offload, finish)
+                held.handed_on()
 
     async def _answer(
         self,
@@ -135,7 +137,11 @@ class PostprocessStage(Stage, Generic[R]):
             return
         try:
             make = ticket.answer() if finish is None else await finish()
-            value = make() if offload is None else await offload(_call, make)
+            if offload is None:
+                with user_code():
+                    value = make()
+            else:
+                value = await offload(_call, make)
         except StagedPoolError as error:
             self._fail(ticket, error)
             return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import user_code, was_asked_for
 
 log = get_logger("staged_pool.stages")
 
@@ -43,11 +44,11 @@ class Custody:
                 log.error("stage.lost_request", stage=stage)
         elif isinstance(error, DeviceLost):
             self.settle(error)
-        elif isinstance(error, anyio.BrokenResourceError | anyio.get_cancelled_exc_class()):
+        elif isinstance(error, anyio.BrokenResourceError) or was_asked_for(error):
             self.settle(EngineStopped("the engine was stopped while it worked on this request"))
         elif isinstance(error, Exception) and is_out_of_memory(error):
             self.settle(exhausted(error, stage))
-        elif isinstance(error, Exception):
+        else:  # whatever it is: an open ticket would hold its caller for ever
             self.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
 
     def take(self, tickets: Iterable[Ticket]) -> None:
@@ -73,11 +74,12 @@ def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
     return Custody(stage, tickets)
 
 
-@contextmanager
-def suppress_crash(meter: StageMeter) -> Iterator[None]:
-    """Log and count a crash of the block, for a task that is not restarted. Cancellation passes."""
+@asynccontextmanager
+async def suppress_crash(meter: StageMeter) -> AsyncIterator[None]:
+    """Log and count a crash of the block, for a task that is not restarted. A cancellation by a scope passes."""
     try:
-        yield
+        async with user_code():
+            yield
     except anyio.BrokenResourceError:
         pass  # the next stage has ended, and reports why
     except Exception:
@@ -127,7 +129,8 @@ class Supervisor:
         """
         while True:
             try:
-                await worker()
+                async with user_code():  # code of models and plugins runs in workers, too
+                    await worker()
             except (DeviceLost, anyio.BrokenResourceError):
                 raise
             except Exception as error:  # the boundary to worker code: a crash must end neither the stage nor its host

@@ -1,31 +1,41 @@
-"""The boundary to code of users: each call and each await of it passes through `user_code`.
+"""The boundary to code of users: each call and each await of it is in a block of `user_code`.
 
 Code of users may raise more than an `Exception`. A library in Rust panics, a thread ends by `SystemExit`, and a
-coroutine lets a cancellation out that somebody else has asked for: it awaited a task that was cancelled. Past the
-boundary these are errors of the call like any other. Only what the scopes around the call ask for ends its task.
+coroutine lets out a cancellation that somebody else has asked for: it awaited a task that was cancelled. Past the
+boundary these are errors of the call like any other. Only the scopes around the call end its task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVarTuple
 
 import anyio
 import sniffio
+
+Args = TypeVarTuple("Args")
 
 STRAY: Final = "a cancellation that no scope around the call has asked for"
 
 
 class Panic(Exception):
-    """An error of user code that is no `Exception`, which is its cause: a panic, `SystemExit`, a stray cancellation."""
+    """An error of user code that is no `Exception`: a panic, `SystemExit`, or a stray cancellation.
 
-    @property
-    def kind(self) -> str:
-        """Name of the error's class."""
-        return type(self.__cause__).__name__
+    Args:
+        kind: Name of the error's class.
+        message: The error in words.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -35,8 +45,7 @@ def as_exception(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception):
         return error
-    is_stray = isinstance(error, asyncio.CancelledError)
-    panic = Panic(STRAY if is_stray else f"{type(error).__name__}: {error}")
+    panic = Panic(type(error).__name__, STRAY if isinstance(error, asyncio.CancelledError) else str(error))
     panic.__cause__ = error
     return panic
 
@@ -44,6 +53,16 @@ def as_exception(error: BaseException) -> Exception:
 def kind_of(error: BaseException) -> str:
     """Return the name of an error's class, for the message to a caller."""
     return error.kind if isinstance(error, Panic) else type(error).__name__
+
+
+def as_text(error: BaseException) -> str:
+    """Return an error with the name of its class, for an operator."""
+    return str(error) if isinstance(error, Panic) else f"{type(error).__name__}: {error}"
+
+
+def was_asked_for(error: BaseException) -> bool:
+    """Return True for a cancellation by a scope around the code that asks."""
+    return _is_cancellation(error) and anyio.current_effective_deadline() == -math.inf
 
 
 class UserCode:
@@ -73,16 +92,13 @@ class UserCode:
         if error is None:
             await self._take_back()
             return
-        if isinstance(error, Exception | KeyboardInterrupt | GeneratorExit):
+        if isinstance(error, Exception | KeyboardInterrupt | GeneratorExit) or was_asked_for(error):
             return
         if _is_cancellation(error):
-            if anyio.current_effective_deadline() == -math.inf:
-                return  # a scope around the call was cancelled
             if not self._is_own_task and _native_cancels() > self._cancels:
                 return  # the host has cancelled the task of the caller, by asyncio's own means
             _forget_native_cancels(self._cancels)
-            panic = Panic(STRAY)
-            raise panic from error
+            raise Panic(type(error).__name__, STRAY) from error
         raise as_exception(error) from error
 
     async def _take_back(self) -> None:
@@ -98,14 +114,23 @@ class UserCode:
 def user_code(*, is_own_task: bool = True) -> UserCode:
     """Return a block that calls user code, by `with`, or awaits it, by `async with`.
 
-    An error of the block that is no `Exception` becomes a `Panic`. These pass: `KeyboardInterrupt`, which is the
-    operator's, and in an awaiting block a cancellation by a scope around it.
+    An error of the block that is no `Exception` becomes a `Panic`. `KeyboardInterrupt` passes, for it is the
+    operator's. So does a cancellation of an awaiting block by a scope around it.
 
     Args:
-        is_own_task: The block runs in a task of ours, which nobody cancels but scopes. False: it runs in the task of a
-            caller. A host may cancel that by asyncio's own means, such as `asyncio.timeout`.
+        is_own_task: The block runs in a task of ours, which nobody but scopes cancels. False: it runs in the task of a
+            caller, which a host may cancel by asyncio's own means, such as `asyncio.timeout`.
     """
     return UserCode(is_own_task=is_own_task)
+
+
+async def run_guarded(function: Callable[[*Args], Awaitable[object]], *args: *Args) -> None:
+    """Await a function as a task of a group whose silent end would lose work.
+
+    A task that ends by a cancellation ends its group, too, and the group tells nobody.
+    """
+    async with user_code():
+        await function(*args)
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -123,7 +148,7 @@ def _native_cancels() -> int:
 
 
 def _forget_native_cancels(down_to: int) -> None:
-    """Take back cancels of the running task that nobody but the user code in it can have asked for."""
+    """Take back cancels of the running task. Only the user code in it can have asked for them."""
     if sniffio.current_async_library() == "asyncio" and (task := asyncio.current_task()) is not None:
         while task.cancelling() > down_to:
             task.uncancel()

@@ -40,6 +40,7 @@ from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import user_code
 
 log = get_logger("staged_pool.api")
 
@@ -271,9 +272,10 @@ def _rejection(problem: Problem, scope: Scope) -> Answer:
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:
-    """Return the answer of `handler`, or the one for its error. Cancellation passes."""
+    """Return the answer of `handler`, or the one for its error. A cancellation by the connection or the host passes."""
     try:
-        return await handler(call)
+        async with user_code(is_own_task=False):  # parsers in Rust may panic, too
+            return await handler(call)
     except Exception as error:
         if not isinstance(error, StagedPoolError) and is_out_of_memory(error):
             return Answer.of(status.problem(exhausted(error, "http")), call.error_format)

@@ -17,6 +17,7 @@ from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import user_code
 
 _NO_PLUGIN: Final = (
     "data: no plugin is served. Start the server with --plugin NAME, or send the fields of another task: `input` or "
@@ -145,7 +146,8 @@ class Forwarding:
         word = None
         token = _CALL.set(call)
         try:
-            await self._app(scope, call.receive, partial(self._sent, call.request_id))
+            async with user_code(is_own_task=False):
+                await self._app(scope, call.receive, partial(self._sent, call.request_id))
         except Exception:
             if self._status is None:
                 raise  # the error is answered like any other

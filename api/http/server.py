@@ -43,6 +43,7 @@ from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error, single_errors
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import user_code
 
 OVERDUE_S: Final = 3.0
 """Seconds added to the timeouts of a shutdown before the process is ended by force."""
@@ -174,6 +175,8 @@ class Server:
                     each.close()  # it is open still if nothing was served
         if self._failure is not None:
             raise self._failure
+        if not self._is_closing:  # by a cancellation that no scope has asked for, which a task group keeps to itself
+            raise RuntimeError("the server has ended, and nobody has asked for that")
         log.info("server.stopped")
 
     async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
@@ -238,7 +241,7 @@ class Server:
     async def _run_engine(self) -> None:
         try:
             await anyio.to_thread.run_sync(self.memory.measure)
-            async with self.registry.loading(self._open_engines(self._models, self.memory)) as engines:
+            async with user_code(), self.registry.loading(self._open_engines(self._models, self.memory)) as engines:
                 if self._owns_process:
                     tune_garbage_collector()
                     await anyio.to_thread.run_sync(release_memory_of_loading)

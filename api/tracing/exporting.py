@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from staged_pool.api.tracing.span_writer import OtelSpans, PresetIds
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import as_text, user_code
 
 FLUSH_S: Final = 2.0
 """Most seconds for the export of the last spans, at the end of a server."""
@@ -89,7 +90,7 @@ class PlainExporter(SpanExporter):
         if self._gave_up:
             return SpanExportResult.FAILURE
         with self._words:
-            result = self._exporter.export(spans)
+            result = self._sent(spans)
         if self._is_shut.locked():
             self._let_go()
         if result is SpanExportResult.SUCCESS:
@@ -101,6 +102,14 @@ class PlainExporter(SpanExporter):
             log.warning("traces.not_exported", url=self._shown, reason=self._words.reason, spans=len(spans))
         self._lost += len(spans)
         return result
+
+    def _sent(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            with user_code():
+                return self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001  # it would end the SDK's thread, and with it the export for ever
+            self._words.reason = as_text(error)
+            return SpanExportResult.FAILURE
 
     def give_up(self) -> None:
         """Drop the spans that are not exported yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -18,6 +19,7 @@ from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Abandonable, Offload
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import user_code
 
 log = get_logger("staged_pool.engine")
 
@@ -42,11 +44,15 @@ class Requests(Protocol):
         """Settle every request with `EngineStopped`, also those that wait for room."""
 
 
+class StagesEnded(Exception):
+    """The stages ended while the engine was to serve: a fault, whatever has ended them."""
+
+
 class Lifecycle:
     """Runs the stages of an engine from its start to its end.
 
-    There are three ends: a drain finishes the requests in flight, a stop cancels them, and a stage that gives up breaks
-    the engine. After each of them every ticket is settled.
+    There are three ends: a drain finishes the requests in flight, a stop cancels them, and any other end of the stages
+    breaks the engine. After each of them every ticket is settled.
 
     Args:
         config: Drain timeout and preprocess alarm.
@@ -71,6 +77,8 @@ class Lifecycle:
         self._memory = memory
         self._hanging = anyio.CancelScope(shield=True)
         """Scope of the wait for calls that do not end once the engine stops."""
+        self._is_ending = False
+        """True once the host leaves the block of the engine, in whatever way."""
         self._broken = anyio.Event()
         self._breakage: str | None = None
         self.phase = Phase.READY
@@ -121,6 +129,7 @@ class Lifecycle:
                 owner.cancel_scope.cancel()
                 raise
             finally:
+                self._is_ending = True
                 self.phase = Phase.STOPPED
                 self._stages.close()
                 self._requests.fail_all("The engine is stopped.")
@@ -130,12 +139,15 @@ class Lifecycle:
 
     async def _run_stages(self, *, task_status: TaskStatus[None]) -> None:
         try:
-            await self._stages.run(task_status=task_status)
+            async with user_code():
+                await self._stages.run(task_status=task_status)
         except* anyio.BrokenResourceError:
             pass  # from a stage whose neighbour has ended: that one has reported why, or all are being cancelled
         except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host
             self._break(group)
         finally:
+            if not (self._is_ending or anyio.current_effective_deadline() == -math.inf):
+                self._break(StagesEnded("its stages have ended, and nobody has asked for that"))
             self.phase = Phase.STOPPED
             self._requests.fail_all("The engine is stopped.")  # a cancelled host may be slow to leave the block
             self._hanging.cancel()

@@ -16,6 +16,7 @@ from staged_pool.runtime.plugins.request import PluginRequest
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.timeline import Timeline
+from staged_pool.stages.user_code import user_code
 from staged_pool.stages.work import Request
 
 R = TypeVar("R")
@@ -121,7 +122,10 @@ class PluginApi(ABC):
             process: See `Processor.routes`.
         """
         make = getattr(self._model.host.plugin, "routes", None) if isinstance(self._model, PluginModel) else None
-        app: AsgiApp | None = None if make is None else make(process)
+        if make is None:
+            return None
+        with user_code():
+            app: AsgiApp | None = make(process)
         return app
 
     def engine_of(self, plugin: str | None) -> PluginApi:

@@ -25,6 +25,7 @@ from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import Stage
+from staged_pool.stages.user_code import run_guarded
 
 
 class StageGroup(ABC):
@@ -64,7 +65,7 @@ class StageGroup(ABC):
         waiting = list(reversed(self.stages))
         try:
             async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._watch)
+                watchers.start_soon(run_guarded, self._watch)
                 async with anyio.create_task_group() as stages:
                     while waiting:
                         await stages.start(waiting.pop().run)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 import anyio
+import anyio.lowlevel
 
 from staged_pool.runtime.pipelines.items import Outcome
 from staged_pool.runtime.pipelines.run import PipelineRun
@@ -15,6 +17,7 @@ from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.wakeup import wakeup
 
 
 class ItemStream(AsyncIterator[Outcome]):
@@ -25,33 +28,42 @@ class ItemStream(AsyncIterator[Outcome]):
     """
 
     def __init__(self, unread: Window) -> None:
-        self._sender, self._receiver = anyio.create_memory_object_stream[Outcome](math.inf)
         self._unread = unread
+        self._outcomes = deque[Outcome]()
+        self._more = wakeup()
+        """Set once there is more to read, or the end. Only the reader replaces it, before it waits."""
+        self._has_ended = False
         self._failure: Exception | None = None
         self.usage = Usage(0)
         """Tokens that the request used; known at the end of the iteration."""
 
     def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
         """Keep an outcome for the reader."""
-        self._sender.send_nowait(outcome)
+        self._outcomes.append(outcome)
+        self._more.set()
 
     async def __anext__(self) -> Outcome:
-        try:
-            outcome = await self._receiver.receive()
-        except anyio.EndOfStream:
-            if (failure := self._failure) is None:
-                raise StopAsyncIteration from None
-            try:
-                raise (detached(failure) if isinstance(failure, StagedPoolError) else failure) from None
-            finally:
-                del failure  # break the cycle of the error, its traceback and this frame
+        await anyio.lowlevel.checkpoint()
+        while not self._outcomes:
+            if self._has_ended:
+                self._raise_end()
+            self._more = wakeup()
+            await self._more.wait()
         self._unread.leave()
-        return outcome
+        return self._outcomes.popleft()
+
+    def _raise_end(self) -> NoReturn:
+        if (failure := self._failure) is None:
+            raise StopAsyncIteration
+        try:
+            raise detached(failure) if isinstance(failure, StagedPoolError) else failure
+        finally:
+            del failure  # break the cycle of the error, its traceback and this frame
 
     @asynccontextmanager
     async def filled_by(self, run: PipelineRun, items: Items) -> AsyncIterator[None]:
         """Run a request for a block, which reads its outcomes. The end of the block is the end of the request."""
-        with single_errors(), self._sender, self._receiver:
+        with single_errors():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._fill, run, items)
                 yield
@@ -66,4 +78,5 @@ class ItemStream(AsyncIterator[Outcome]):
         except Exception as error:  # noqa: BLE001  # of the source, which is the reader's: its iteration raises it
             self._failure = error
         finally:
-            self._sender.close()
+            self._has_ended = True
+            self._more.set()

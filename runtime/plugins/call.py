@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from staged_pool.runtime.plugins.hooks import Hook, HookName
 from staged_pool.runtime.plugins.places import HookPlaces
@@ -15,6 +16,9 @@ from staged_pool.stages.errors import Abandoned, PluginFailed, StagedPoolError
 from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import kind_of, user_code
+
+R = TypeVar("R")
 
 log = get_logger("staged_pool.plugins")
 
@@ -72,22 +76,31 @@ class PluginCall:
 
     def run_here(self, hook: Hook, value: object) -> Any:
         """Run a plain hook in the calling thread; see `run`."""
-        with _Running(self, hook):
-            result = hook(value, self.context)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise TypeError("it returned a coroutine: declare it with `async def`")
-            return result
+        return self.run_part(hook, lambda: _no_coroutine(hook(value, self.context)))
+
+    def run_part(self, hook: Hook, code: Callable[[], R]) -> R:
+        """Run more code of a hook, such as its generator, in the calling thread; see `run`."""
+        with _Running(self, hook), user_code():
+            return code()
 
     async def _await(self, hook: Hook, value: object) -> Any:
         with _Running(self, hook):
-            return await self._places.watch.watched(hook.name, hook(value, self.context))
+            async with user_code():
+                return await self._places.watch.watched(hook.name, hook(value, self.context))
 
     async def _run_in_process(self, hook: Hook, value: object) -> Any:
         async with self._places.processes:
             with _Running(self, hook):
-                result, self.context.state = await self._places.processes.run(hook, value, self.context)
+                async with user_code():
+                    result, self.context.state = await self._places.processes.run(hook, value, self.context)
                 return result
+
+
+def _no_coroutine(result: Any) -> Any:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("it returned a coroutine: declare it with `async def`")
+    return result
 
 
 class _Running:
@@ -119,5 +132,5 @@ class _Running:
         plugin = call.plugin
         log.error("plugin.failed", plugin=plugin, hook=name, exc_info=error)
         raise PluginFailed(
-            f"the plugin `{plugin}` failed in its hook `{name}` ({type(error).__name__})", plugin=plugin, hook=name
+            f"the plugin `{plugin}` failed in its hook `{name}` ({kind_of(error)})", plugin=plugin, hook=name
         ) from None

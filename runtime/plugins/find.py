@@ -11,6 +11,7 @@ from typing import Any, Final
 from staged_pool.runtime.plugins.processor import Plugin, PluginClass, name_of
 from staged_pool.runtime.plugins.vllm_style import VllmPlugin
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.user_code import as_text, user_code
 
 GROUP: Final = "staged_pool.plugins"
 """Entry points of plugins: name -> class or function that makes a `Processor`."""
@@ -74,8 +75,8 @@ def _make_vllm(point: EntryPoint, setup: Any) -> Any:
 
 def _loaded(point: EntryPoint) -> Callable[..., Any]:
     try:
-        loaded: Callable[..., Any] = point.load()
+        with user_code():
+            loaded: Callable[..., Any] = point.load()
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"plugin={point.name!r}: {point.value} could not be imported: {reason}") from error
+        raise ConfigError(f"plugin={point.name!r}: {point.value} could not be imported: {as_text(error)}") from error
     return loaded

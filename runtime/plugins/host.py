@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.plugins.block_watch import BlockWatch
 from staged_pool.runtime.plugins.call import PluginCall
 from staged_pool.runtime.plugins.hooks import HOOKS, hooks_of, overrides
 from staged_pool.runtime.plugins.places import HookPlaces
@@ -22,8 +23,9 @@ from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram
-from staged_pool.stages.offload import ThreadOffload
+from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import user_code
 
 CANCELLED_S: Final = 1.0
 """Seconds that the hook `cancelled` may take."""
@@ -42,16 +44,27 @@ class PluginHost:
         plugin: The plugin.
         config: Limits of hooks.
         clock: Clock of the engine, in seconds.
+        threads: See `HookPlaces`.
+        watch: See `HookPlaces`.
 
     Raises:
         ConfigError: A hook is missing, or takes other arguments.
     """
 
-    def __init__(self, name: str, plugin: PluginLike, config: EngineConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        plugin: PluginLike,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        *,
+        threads: Callable[[int], Offload] = ThreadOffload,
+        watch: Callable[[str], BlockWatch] = BlockWatch,
+    ) -> None:
         self.name = name
         self.plugin = plugin
         hooks = hooks_of(plugin, name, config.preprocess_place())
-        self.places = HookPlaces(name, hooks, config.preprocess_limit, self.release_ended)
+        self.places = HookPlaces(name, hooks, config.preprocess_limit, self.release_ended, threads=threads, watch=watch)
         self.loading = anyio.CapacityLimiter(config.media_limit)
         """Requests that are in `parse` or `load`, or wait for preprocess after that. It bounds the loaded data."""
         self.finishing = anyio.CapacityLimiter(config.media_limit)
@@ -60,7 +73,7 @@ class PluginHost:
         self._open: set[PluginCall] = set()
         self._ended: list[PluginCall] = []
         """Ended requests whose hook still runs."""
-        self._leaving = ThreadOffload(config.media_limit)
+        self._leaving = threads(config.media_limit)
         self._tasks: TaskGroup
         self._seconds: dict[str, Histogram] = {name: Histogram() for name in HOOKS if name in self.places.hooks}
         self._cancelled: Counter[str] = Counter()
@@ -89,8 +102,9 @@ class PluginHost:
             return
         with anyio.move_on_after(CLOSE_S, shield=True) as scope:
             try:
-                if (closing := self.plugin.aclose()) is not None:  # type: ignore[attr-defined]
-                    await closing
+                async with user_code():
+                    if (closing := self.plugin.aclose()) is not None:  # type: ignore[attr-defined]
+                        await closing
             except Exception:
                 log.exception("plugin.close_failed", plugin=self.name)
         if scope.cancelled_caught:
@@ -130,7 +144,8 @@ class PluginHost:
         self._open.discard(call)
         if overrides(self.plugin, "release"):
             try:
-                self.plugin.release(call.context)  # type: ignore[attr-defined]
+                with user_code():
+                    self.plugin.release(call.context)  # type: ignore[attr-defined]
             except Exception:  # the boundary to the plugin: the request has ended already
                 log.exception("plugin.failed", plugin=self.name, hook="release")
         for name, seconds in call.seconds.items():
@@ -148,7 +163,8 @@ class PluginHost:
                 return
             with anyio.move_on_after(CANCELLED_S, shield=True) as scope:
                 if hook.kind == "awaited":
-                    await self.places.watch.watched(hook.name, hook(None, context))
+                    async with user_code():
+                        await self.places.watch.watched(hook.name, hook(None, context))
                 else:
                     await self._leaving(lambda _: hook(None, context), None)
             if scope.cancelled_caught:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, cast
 
 import numpy as np
@@ -31,10 +32,11 @@ from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatisti
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.plan import plan as plan_task
 from staged_pool.runtime.tokens import Tokens
-from staged_pool.stages.errors import ConfigError, InvalidInput, PluginFailed, StagedPoolError, Unsupported
+from staged_pool.stages.errors import ConfigError, InvalidInput, PluginFailed, StagedPoolError, TooLarge, Unsupported
 from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import kind_of, user_code
 from staged_pool.stages.work import Parts, Plan, Prepared, Request
 
 ARRAY_BYTES_PER_TOKEN: Final = 4096
@@ -82,6 +84,7 @@ class PluginModel:
     def __init__(self, host: PluginHost, base: Model | None, config: EngineConfig, *, load_s: float = 0.0) -> None:
         self.host = host
         self._base = None if host.runs_forward else base
+        self._max_inputs = config.max_request_items
         self.card = replace(_card(host, base, config), load_s=load_s)
 
     def plan(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
@@ -112,20 +115,28 @@ class PluginModel:
         return [self._prepare(cast(PluginInput, given.source)) for given in inputs]
 
     def _prepare(self, source: PluginInput) -> tuple[Prepared[Any], ...] | StagedPoolError:
-        value = source.value
-        if not source.is_preprocessed:
-            value = source.call.run_here(self.host.places.hooks["preprocess"], value)
+        call, hook = source.call, self.host.places.hooks["preprocess"]
+        value = source.value if source.is_preprocessed else call.run_here(hook, source.value)
         outputs = _outputs(self.host, self._base.card) if self._base is not None else ()
         if isinstance(value, ModelInputs):
             outputs, value = [Output(name) for name in value.outputs] or outputs, value.inputs
-        if isinstance(value, str | bytes | dict) or not hasattr(value, "__iter__"):
+        if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
             raise self._failed("preprocess", f"returned {type(value).__name__}, not a sequence of model inputs")
-        items = list(value)
+        items = call.run_part(hook, lambda: list(islice(value, self._max_inputs + 1)))
+        if len(items) > self._max_inputs:
+            raise TooLarge(
+                f"The plugin `{self.host.name}` makes more than {self._max_inputs} model inputs of this request; that "
+                "is the limit.",
+                param="data",
+            )
         if not items:
             return (Prepared(_NOTHING, 1, _NOTHING),)
         if self._base is not None:
             return self._prepare_for_model(self._base, items, frozenset(outputs))
-        return tuple(Prepared(PluginItem(item), self._tokens(item), self._batch_key(item)) for item in items)
+        return call.run_part(hook, lambda: tuple(map(self._prepared, items)))
+
+    def _prepared(self, item: object) -> Prepared[Any]:
+        return Prepared(PluginItem(item), self._tokens(item), self._batch_key(item))
 
     def _prepare_for_model(
         self, base: Model, items: Sequence[object], outputs: Outputs
@@ -164,14 +175,17 @@ class PluginModel:
                 for row in self._base.forward(payloads, at_once)
             ]
         try:
-            rows = list(self.host.plugin.forward([payload.value for payload in payloads]))  # type: ignore[attr-defined]
+            with user_code():
+                made = self.host.plugin.forward([payload.value for payload in payloads])  # type: ignore[attr-defined]
+                rows = list(islice(made, len(payloads) + 1))
         except Exception as error:
             if isinstance(error, StagedPoolError) or is_out_of_memory(error):
                 raise
             log.error("plugin.failed", plugin=self.host.name, hook="forward", items=len(payloads), exc_info=error)
-            raise self._failed("forward", f"failed ({type(error).__name__})") from None
+            raise self._failed("forward", f"failed ({kind_of(error)})") from None
         if len(rows) != len(payloads):
-            raise self._failed("forward", f"returned {len(rows)} rows for {len(payloads)} model inputs")
+            more = " or more" if len(rows) > len(payloads) else ""
+            raise self._failed("forward", f"returned {len(rows)}{more} rows for {len(payloads)} model inputs")
         return [PluginItem(row) for row in rows]
 
     def _failed(self, hook: str, fault: str) -> PluginFailed:

@@ -13,6 +13,7 @@ import anyio.to_process
 from staged_pool.runtime.plugins.hooks import Hook
 from staged_pool.runtime.plugins.processor import PluginContext
 from staged_pool.runtime.workers.program import NICE
+from staged_pool.stages.user_code import user_code
 
 
 class HookProcesses:
@@ -57,4 +58,5 @@ def _run(hook: Hook, value: object, request_id: str, state: Any) -> tuple[Any, A
     _yield_the_cores()
     context = PluginContext(request_id)
     context.state, context.hook = state, hook.name
-    return hook(value, context), context.state
+    with user_code():
+        return hook(value, context), context.state

@@ -14,6 +14,7 @@ from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import Abandoned, ConfigError, StagedPoolError
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.user_code import as_text, user_code
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -212,11 +213,12 @@ class PluginClass:
         """
         try:
             arguments = (setup,) if takes(self.make, 1) else ()
-            made: PluginLike = self.make(*arguments)
+            with user_code():
+                made: PluginLike = self.make(*arguments)
         except StagedPoolError:
             raise
         except Exception as error:
-            raise ConfigError(f"plugin {self.name!r}: it could not be made: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"plugin {self.name!r}: it could not be made: {as_text(error)}") from error
         return made
 
 

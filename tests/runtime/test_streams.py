@@ -19,8 +19,8 @@ from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFail
 from tests.servers.engines import engine_on
 from tests.support.cards import CROSS_ENCODER, EMBEDDER
 from tests.support.gates import Gate
-from tests.support.hostile_code import FAULTS, Fault, fail_awaited, fail_plainly, kind_of_fault
 from tests.support.model import LetterModel, expected
+from tests.support.user_code import BAD_ENDS, BadEnd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -175,25 +175,25 @@ async def test_a_bug_in_writing_ends_the_request_and_not_the_engine() -> None:
         await engine.embed("a")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("end", BAD_ENDS)
 @pytest.mark.parametrize("function", ["takes", "writes"])
-async def test_whatever_the_functions_of_a_caller_let_out_fails_its_request_alone(function: str, fault: Fault) -> None:
+async def test_whatever_the_functions_of_a_caller_let_out_fails_its_request_alone(function: str, end: BadEnd) -> None:
     taken, gate = Taken(), Gate()
     model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
 
     def write(places: Sequence[int], result: Any) -> tuple[Sequence[int], Any]:
         if function == "writes" and taken.places:
-            fail_plainly(fault)
+            end.called()
         return places, result
 
     async def give(given: tuple[Sequence[int], Any]) -> None:
         await taken.give(given)
         gate.open()
         if function == "takes":
-            await fail_awaited(fault)
+            await end.awaited()
 
     async with running(model) as engine:
-        message = rf"The caller's function that {function} results failed: {kind_of_fault(fault)}\."
+        message = rf"The caller's function that {function} results failed: {end.kind}"
         with pytest.raises(StageFailed, match=message) as failure:
             await engine.stream(lambda: asking("a", "b"), write, give)
         assert failure.value.stage == "stream"

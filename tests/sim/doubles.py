@@ -21,6 +21,7 @@ from staged_pool.runtime.card import Lane
 from staged_pool.runtime.payloads import Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import Abandoned, DeviceLost, MediaUnavailable, UnusableMedia
+from staged_pool.stages.user_code import as_exception
 from tests.sim.model import sent_name
 from tests.sim.watch import Watch, payload_name
 from tests.sim.world import TICK_S, World
@@ -125,7 +126,14 @@ class SimOffload:
         if late_s:
             await _sleep_shielded(late_s)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        return done.unwrap()
+        return _value_of(done)
+
+
+def _value_of(done: outcome.Maybe[T]) -> T:
+    """Return the value of a call, or raise its error as threads do."""
+    if isinstance(done, outcome.Error):
+        raise as_exception(done.error)
+    return done.unwrap()
 
 
 def aligned(watch: Watch, seconds: float) -> float:
@@ -207,7 +215,7 @@ class SimDevice:
                 threads.release()
             if late_s := self._late.get(call, 0.0):  # the thread has gone on by itself meanwhile
                 await _sleep_shielded(late_s)
-            return done.unwrap()
+            return _value_of(done)
 
     def abandon(self) -> None:
         """Nothing to do: the call is given up by the watchdog, see `EngineConfig.watchdog_s`."""

@@ -14,10 +14,12 @@ from typing import Any, Final, TypeVar
 
 from tests.sim.seams import CHANNELS, IMAGE_CHANNELS
 from tests.sim.world import (
+    BUGS,
     TASKS,
     TICK_S,
     Call,
     ClientPlan,
+    CodecFault,
     Drain,
     FetchPlan,
     ItemFault,
@@ -332,13 +334,18 @@ def faulty_hosts(rng: random.Random, world: World) -> None:
             fetch.fault = rng.choice(("unusable", "unavailable", "raises"))
 
 
+def _codec_fault(rng: random.Random, client: ClientPlan) -> CodecFault:
+    fault: CodecFault = rng.choice(("raises", "rejects"))
+    return fault if fault == "rejects" else BUGS[client.number % len(BUGS)]
+
+
 @feature(0.1)
 def codec_faults(rng: random.Random, world: World) -> None:
     for client in world.clients:
         if rng.random() < 0.15:
-            client.decode = rng.choice(("raises", "rejects"))
+            client.decode = _codec_fault(rng, client)
         if rng.random() < 0.15:
-            client.encode = rng.choice(("raises", "rejects"))
+            client.encode = _codec_fault(rng, client)
 
 
 POINTS: Final = tuple(

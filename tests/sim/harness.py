@@ -18,6 +18,7 @@ from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.user_code import Panic
 from staged_pool.stages.work import Request
 from tests.sim import internals, liveness, outcomes, throughput
 from tests.sim.doubles import Machine, SimDevice, SimFetch, SimOffload, SimPreprocess
@@ -25,7 +26,8 @@ from tests.sim.model import SimModel, request_of
 from tests.sim.seams import Seams
 from tests.sim.streams import Gathered
 from tests.sim.watch import IDLE_S, LEFT, Outcome, Watch, WatchedTimeline
-from tests.sim.world import SHARED_CORES, TICK_S, ClientPlan, World
+from tests.sim.world import BUGS, SHARED_CORES, TICK_S, ClientPlan, CodecFault, World
+from tests.support.user_code import RustPanic
 
 HANG_S = 300.0
 """A world that lasts longer has hung."""
@@ -255,8 +257,8 @@ class Simulation:
                 )
         except (StagedPoolError, TimeoutError) as error:
             return error
-        except ValueError as error:  # of the caller's own function that writes results, which a stream passes on
-            if client.streams and client.encode == "raises":
+        except (ValueError, Panic) as error:  # of the caller's own function that writes results: a stream passes it on
+            if client.streams and client.encode in BUGS:
                 return error
             raise
 
@@ -283,18 +285,25 @@ class Simulation:
         return whole
 
     def _decode(self, client: ClientPlan) -> Request:
-        if client.decode == "raises":
-            raise ValueError("a bug of the dialect")
-        if client.decode == "rejects":
-            raise InvalidInput("The body is wrong.")
+        _end(client.decode, "The body is wrong.")
         return request_of(self.world, client)
 
     def _encode(self, client: ClientPlan, result: Any) -> Any:
-        if client.encode == "raises":
-            raise ValueError("a bug of the dialect")
-        if client.encode == "rejects":
-            raise InvalidInput("It cannot be written.")
+        _end(client.encode, "It cannot be written.")
         return rank(result, None) if client.task == "rerank" and not client.streams else result
+
+
+def _end(fault: CodecFault | None, told: str) -> None:
+    """End a function of the caller with a fault."""
+    match fault:
+        case "raises":
+            raise ValueError("a bug of the dialect")
+        case "rejects":
+            raise InvalidInput(told)
+        case "panics":
+            raise RustPanic("a bug of a parser")
+        case "strays":
+            raise asyncio.CancelledError
 
 
 def _on_asyncio() -> bool:

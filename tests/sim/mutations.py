@@ -39,6 +39,8 @@ from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import isolate, preprocess, supervise, ticket_check
 from staged_pool.stages import parse as parse_module
+from staged_pool.stages import postprocess as postprocess_module
+from staged_pool.stages import user_code as user_code_module
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.batch_results import BatchResults
 from staged_pool.stages.channel import Receiver, Sender
@@ -1025,3 +1027,37 @@ def client_that_does_not_read_is_waited_for_for_ever() -> Plan:
 
 OF_CONNECTIONS = frozenset(list(MUTATIONS)[-5:])
 """Mutations that worlds of connections notice."""
+
+
+# ---- code of users and its boundary ----
+
+
+@mutation
+def panic_of_a_worker_is_no_crash() -> Plan:
+    return [(supervise, "user_code", contextlib.nullcontext)]
+
+
+@mutation
+def panic_of_a_worker_leaves_its_items_in_custody() -> Plan:
+    original = Custody.__exit__
+
+    def leave(self: Custody, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, Exception | anyio.get_cancelled_exc_class()):
+            original(self, kind, error, trace)
+
+    return [(Custody, "__exit__", leave)]
+
+
+@mutation
+def decoders_of_callers_have_no_boundary() -> Plan:
+    return [(parse_module, "user_code", contextlib.nullcontext)]
+
+
+@mutation
+def encoders_of_callers_have_no_boundary() -> Plan:
+    return [(postprocess_module, "user_code", contextlib.nullcontext)]
+
+
+@mutation
+def stopped_workers_count_as_crashed() -> Plan:
+    return [(user_code_module, "was_asked_for", lambda _: False), (supervise, "was_asked_for", lambda _: False)]

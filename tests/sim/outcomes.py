@@ -22,10 +22,11 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnusableMedia,
 )
+from staged_pool.stages.user_code import Panic
 from tests.sim.answers import wrong_answer
 from tests.sim.internals import EPSILON
 from tests.sim.watch import Left, Outcome, Watch
-from tests.sim.world import TICK_S, ClientPlan, ItemPlan, said
+from tests.sim.world import BUGS, TICK_S, ClientPlan, ItemPlan, said
 
 RESULTS = (EmbedResult, ScoreResult, RerankResult, ClassifyResult)
 
@@ -110,8 +111,8 @@ def _unexplained(watch: Watch, client: ClientPlan, outcome: Outcome) -> str | No
             return _wrong_stop(watch, client, outcome)
         case Abandoned():
             return "it is for nobody's eyes"
-        case ValueError():
-            return None if client.streams and client.encode == "raises" else "the caller's functions are well"
+        case ValueError() | Panic():
+            return None if client.streams and client.encode in BUGS else "the caller's functions are well"
         case str() if client.tokenizes:
             return None if outcome == f"tokens {client.number}" else "of another text"
         case _:
@@ -169,7 +170,7 @@ def _wrong_crash(watch: Watch, client: ClientPlan, stage: str) -> str | None:
     if stage == "fetch":
         faults = [fetch.fault for item in client.items for fetch in item.urls.values()]
         return None if "raises" in faults else "every fetch was well"
-    if (client.decode if stage == "parse" else client.encode if stage == "postprocess" else None) == "raises":
+    if (client.decode if stage == "parse" else client.encode if stage == "postprocess" else None) in BUGS:
         return None
     ticket = watch.tickets.get(client.number)
     if ticket is None or not any(abs(t - ticket.times[0]) < EPSILON for t in watch.crashed_at.get(stage, ())):

@@ -49,10 +49,14 @@ class WorkerCrash(Exception):
     """A bug that the simulator plants in a worker."""
 
 
+class WorkerPanic(BaseException):
+    """Such a bug in a library of a worker that raises no `Exception`."""
+
+
 class Brittle(list[T]):
     """A message whose reader crashes when it iterates a second time."""
 
-    def __init__(self, items: Sequence[T], crash: Callable[[], WorkerCrash]) -> None:
+    def __init__(self, items: Sequence[T], crash: Callable[[], BaseException]) -> None:
         super().__init__(items)
         self._crash = crash
         self._readings = 0
@@ -67,7 +71,7 @@ class Brittle(list[T]):
 class BrittleArrival:
     """A request whose reader crashes when it reads the arrival time."""
 
-    def __init__(self, arrival: Arrival, crash: Callable[[], WorkerCrash]) -> None:
+    def __init__(self, arrival: Arrival, crash: Callable[[], BaseException]) -> None:
         self.ticket = arrival.ticket
         self.body_bytes = arrival.body_bytes
         self._crash = crash
@@ -90,6 +94,7 @@ class Seams:
         self._delays = {(each.point, each.count): each.seconds for each in world.delays}
         self._leaves = {(each.point, each.count) for each in world.leaves}
         self._lates = {(each.point, each.count) for each in world.lates}
+        self._panics = world.seed % 3 == 2
         self._may_interfere = bool(world.yields or world.crashes or world.delays or world.leaves or world.lates)
 
     def clock(self) -> Callable[[], float]:
@@ -160,11 +165,11 @@ class Seams:
             return Brittle(message, crash) if isinstance(message, Sequence) else BrittleArrival(message, crash)
         return message
 
-    def crash(self, point: str, stage: str) -> WorkerCrash:
+    def crash(self, point: str, stage: str) -> BaseException:
         watch = self._watch
         watch.note("{} crashes", point)
         watch.crashed_at.setdefault(stage, []).append(watch.now())
-        return WorkerCrash(point)
+        return WorkerPanic(point) if self._panics else WorkerCrash(point)
 
     def sender(self, name: str, message: object) -> str:
         """Return the stage that sends through a channel."""

@@ -20,7 +20,12 @@ from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.supervise import RestartPolicy
 
 ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
-CodecFault = Literal["raises", "rejects"]
+CodecFault = Literal["raises", "rejects", "panics", "strays"]
+"""`strays` raises the cancellation of another event loop, as `asyncio.run` in a thread does."""
+
+BUGS: tuple[CodecFault, ...] = ("raises", "panics", "strays")
+"""Faults of a codec that are no error for the caller."""
+
 FetchFault = Literal["unusable", "unavailable", "raises"]
 Task = Literal["embed", "sparse", "multi_vector", "several", "score", "rerank", "classify"]
 """Task of a client; `several` is all vectors of one forward."""

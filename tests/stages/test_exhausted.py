@@ -12,8 +12,8 @@ from staged_pool.stages.errors import ModelFailed, OutOfMemory, StagedPoolError
 from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import StageMeter
-from staged_pool.stages.user_code import Panic
 from staged_pool.stages.supervise import RestartPolicy, Supervisor
+from staged_pool.stages.user_code import Panic
 
 ONEDNN = "could not create a memory object"
 TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
@@ -63,7 +63,7 @@ def test_a_circle_of_causes_ends() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError(ONEDNN), RuntimeError(TORCH), Panic("memory allocation")]
+    "error", [MemoryError(), RuntimeError(ONEDNN), RuntimeError(TORCH), Panic("PanicException", "memory allocation")]
 )
 async def test_an_input_for_which_there_is_no_memory_may_be_sent_again(error: Exception) -> None:
     async def run(payloads: Any) -> list[str | StagedPoolError]:

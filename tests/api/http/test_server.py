@@ -21,13 +21,16 @@ import uvloop
 
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.stages.errors import ConfigError, DeviceLost
 from tests.needed import needs
 from tests.servers.byte_client import EMBED, Http2, post, read_answer, read_to_end, statuses
 from tests.servers.on_socket import Served, server_on, serving
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
+from tests.support.user_code import BAD_ENDS, BadEnd, stray_cancellation
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
@@ -339,6 +342,31 @@ async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
         tasks.start_soon(ask)
         with pytest.raises(DeviceLost, match="gone"):
             await server.run(listener)
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+async def test_engines_that_end_unasked_end_the_server_with_an_error(
+    end: BadEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = server_on(LetterModel())
+
+    async def watch(_: EngineStages) -> None:
+        await until(lambda: not server.registry.not_ready)
+        await end.awaited()
+
+    monkeypatch.setattr(EngineStages, "_watch", watch)
+    with pytest.raises(DeviceLost):
+        await run_to_its_end(server)
+    assert server.registry.not_ready
+
+
+async def test_a_server_that_a_stray_cancellation_ends_does_not_end_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stray(_: ServerState) -> None:
+        await stray_cancellation()
+
+    monkeypatch.setattr(ServerState, "watch", stray)
+    with pytest.raises(RuntimeError, match="nobody has asked"):
+        await run_to_its_end(server_on(LetterModel()))
 
 
 async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(

@@ -30,8 +30,8 @@ from staged_pool.stages.errors import (
 from tests.api.pool.conftest import Open
 from tests.support.cards import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER
 from tests.support.gates import Gate
-from tests.support.hostile_code import FAULTS, Fault, fail_awaited, fail_plainly, kind_of_fault
 from tests.support.model import LetterModel, expected, label_logits, letter_counts
+from tests.support.user_code import BAD_ENDS, BadEnd
 
 MANY = [f"{'a' * (number % 7 + 1)}{number}" for number in range(3 * REQUEST_ITEMS + 5)]
 """Inputs of four requests."""
@@ -207,41 +207,41 @@ def test_a_stream_gives_its_first_result_before_it_asks_for_more_inputs_than_it_
     stream.close()
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, None])
+@pytest.mark.parametrize("end", [*BAD_ENDS, None])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_the_error_of_an_iterator_comes_behind_the_results_of_the_inputs_before_it(
-    letters: Open, ordered: bool, fault: Fault | None
+    letters: Open, ordered: bool, end: BadEnd | None
 ) -> None:
     pool, seen = letters(), list[int]()
 
     def inputs() -> Iterator[str]:
         yield from MANY[: REQUEST_ITEMS + 5]
-        if fault is not None:
-            fail_plainly(fault)
+        if end is not None:
+            end.called()
         raise LookupError("the caller's own")
 
-    message = "the caller's own" if fault is None else f"iterator of the inputs failed: {kind_of_fault(fault)}"
+    message = "the caller's own" if end is None else f"iterator of the inputs failed: {end.kind}"
     stream = pool.embed_stream(inputs(), ordered=ordered)
-    with pytest.raises(LookupError if fault is None else StageFailed, match=message):
+    with pytest.raises(LookupError if end is None else StageFailed, match=message):
         seen.extend(index for index, _ in stream)
     assert sorted(seen) == list(range(REQUEST_ITEMS + 5))
-    with pytest.raises(LookupError if fault is None else StageFailed, match=message):
+    with pytest.raises(LookupError if end is None else StageFailed, match=message):
         pool.embed(inputs())
     wait_until(lambda: in_flight(pool) == 0)
     assert pool.embed("usable").embeddings.shape == (1, 4)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_whatever_other_functions_of_a_caller_let_out_fails_their_call_alone(letters: Open, fault: Fault) -> None:
+@pytest.mark.parametrize("end", BAD_ENDS)
+def test_whatever_other_functions_of_a_caller_let_out_fails_their_call_alone(letters: Open, end: BadEnd) -> None:
     pool = letters()
 
     async def use(_: Engine) -> None:
-        await fail_awaited(fault)
+        await end.awaited()
 
-    with pytest.raises(StageFailed, match=f"The function of the call failed: {kind_of_fault(fault)}"):
+    with pytest.raises(StageFailed, match=f"The function of the call failed: {end.kind}"):
         pool.call(use)
-    with pytest.raises(StageFailed, match=f"The function of the progress failed: {kind_of_fault(fault)}"):
-        pool.embed(MANY, progress=lambda done, total: fail_plainly(fault))
+    with pytest.raises(StageFailed, match=f"The function of the progress failed: {end.kind}"):
+        pool.embed(MANY, progress=lambda done, total: end.called())
     wait_until(lambda: in_flight(pool) == 0)
     assert pool.embed("usable").embeddings.shape == (1, 4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import anyio
@@ -12,6 +12,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext
 from structlog.typing import EventDict
 
@@ -19,6 +20,7 @@ from staged_pool.api.tracing import exporting
 from staged_pool.api.tracing.exporting import PlainExporter
 from tests.servers.on_socket import Served, serving
 from tests.servers.trace_receiver import attributes, collecting
+from tests.support.user_code import RustPanic
 
 pytestmark = pytest.mark.anyio
 
@@ -161,3 +163,26 @@ async def test_two_servers_of_one_process_have_collectors_of_their_own() -> None
                 await ask(first)
                 await ask(second, times=2)
     assert (len(one.requests), len(other.requests)) == (1, 2)
+
+
+class Panicking(SpanExporter):
+    """An exporter whose library panics at first."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.times += 1
+        if self.times == 1:
+            raise RustPanic("boom")
+        return SpanExportResult.SUCCESS
+
+
+async def test_a_panic_of_the_exporter_loses_its_spans_and_no_others(logged: list[EventDict]) -> None:
+    exporter = PlainExporter(Panicking(), NOBODY)
+    results = [await anyio.to_thread.run_sync(exporter.export, [A_SPAN]) for _ in range(2)]
+    exporter.shutdown()
+    assert results == [SpanExportResult.FAILURE, SpanExportResult.SUCCESS]
+    assert [(line["event"], line.get("reason"), line.get("lost_spans")) for line in of_traces(logged)] == [
+        ("traces.not_exported", "RustPanic: boom", None), ("traces.exported_again", None, 1),
+    ]  # fmt: skip

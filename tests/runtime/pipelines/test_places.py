@@ -18,7 +18,7 @@ from staged_pool import DeadlineExceeded, EngineStopped, Pipeline, PipelineStage
 from staged_pool.runtime.pipelines.pipeline import FUNCTION_THREADS
 from staged_pool.runtime.pipelines.threads import FunctionThreads
 from tests.runtime.pipelines.test_pipeline import is_idle
-from tests.support.hostile_code import FAULTS, Fault, fail_plainly
+from tests.support.user_code import BAD_ENDS, BadEnd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -266,15 +266,15 @@ async def test_a_function_reaches_the_event_loop_from_its_thread_also_when_it_wa
     assert asked.is_set()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_threads_give_back_their_places_whatever_a_call_does(fault: Fault) -> None:
+@pytest.mark.parametrize("end", BAD_ENDS)
+async def test_threads_give_back_their_places_whatever_a_call_does(end: BadEnd) -> None:
     threads = FunctionThreads(2)
     for _ in range(5):
-        with pytest.raises(Exception, match=r"cancellation|PanicException|SystemExit"):
-            await threads(fail_plainly, fault)
+        with pytest.raises(Exception, match=r"cancellation|RustPanic|SystemExit"):
+            await threads(end.called, None)
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await threads(fail_plainly, fault)
+            await threads(end.called, None)
         assert await threads(math.sqrt, 9) == 3
     assert threads.left == 0
     assert threads._places.borrowed_tokens == 0

@@ -15,55 +15,57 @@ import pytest
 from staged_pool import InvalidInput, Pipeline, PipelineStage, StageFailed, TooLarge
 from tests.runtime.pipelines.test_pipeline import Valve, engines_on, is_idle
 from tests.runtime.test_zero_shot import NLI
-from tests.support.hostile_code import FAULTS, Fault, fail_awaited, fail_plainly, kind_of_fault
 from tests.support.model import LetterModel
+from tests.support.user_code import BAD_ENDS, BadEnd, RustPanic
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
+
+PANIC = BadEnd("RustPanic", lambda: RustPanic("a panic"))
 
 BAD = 4
 """The item, of ten, whose code fails."""
 
 
-def plain(fault: Fault) -> Callable[[Any], Any]:
+def plain(end: BadEnd) -> Callable[[Any], Any]:
     def function(item: int) -> int:
         if item == BAD:
-            fail_plainly(fault)
+            end.called()
         return item
 
     return function
 
 
-def awaited(fault: Fault) -> Callable[[Any], Awaitable[Any]]:
+def awaited(end: BadEnd) -> Callable[[Any], Awaitable[Any]]:
     async def function(item: int) -> int:
         if item == BAD:
-            await fail_awaited(fault)
+            await end.awaited()
         return item
 
     return function
 
 
-def yielding(fault: Fault) -> Callable[[Any], Any]:
+def yielding(end: BadEnd) -> Callable[[Any], Any]:
     def function(item: int) -> Iterator[int]:
         yield item
         if item == BAD:
-            fail_plainly(fault)
+            end.called()
 
     return function
 
 
-def yielding_for_a_coroutine(fault: Fault) -> Callable[[Any], Awaitable[Any]]:
+def yielding_for_a_coroutine(end: BadEnd) -> Callable[[Any], Awaitable[Any]]:
     async def function(item: int) -> Iterator[int]:
-        return yielding(fault)(item)  # type: ignore[no-any-return]
+        return yielding(end)(item)  # type: ignore[no-any-return]
 
     return function
 
 
-def yielding_awaited(fault: Fault) -> Callable[[Any], AsyncIterator[int]]:
+def yielding_awaited(end: BadEnd) -> Callable[[Any], AsyncIterator[int]]:
     async def function(item: int) -> AsyncGenerator[int, None]:
         yield item
         if item == BAD:
-            await fail_awaited(fault)
+            await end.awaited()
 
     return function
 
@@ -84,16 +86,16 @@ PLACES = {
 }
 
 
-def stage_of(place: str, fault: Fault, **how: Any) -> PipelineStage:
+def stage_of(place: str, end: BadEnd, **how: Any) -> PipelineStage:
     make, expands = PLACES[place]
-    return PipelineStage("user", function=make(fault), expand=expands, **how)
+    return PipelineStage("user", function=make(end), expand=expands, **how)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("end", BAD_ENDS)
 @pytest.mark.parametrize("place", PLACES)
-async def test_whatever_a_stage_lets_out_fails_its_request_and_names_stage_and_kind(place: str, fault: Fault) -> None:
-    pipeline = Pipeline([stage_of(place, fault)], window=3)
-    message = rf"Item {BAD}, stage user: The function of the stage failed: {kind_of_fault(fault)}\."
+async def test_whatever_a_stage_lets_out_fails_its_request_and_names_stage_and_kind(place: str, end: BadEnd) -> None:
+    pipeline = Pipeline([stage_of(place, end)], window=3)
+    message = rf"Item {BAD}, stage user: The function of the stage failed: {end.kind}"
     with pytest.raises(StageFailed, match=message) as failure:
         await pipeline.submit(list(range(10)))
     assert failure.value.stage == "user"
@@ -105,10 +107,10 @@ async def test_whatever_a_stage_lets_out_fails_its_request_and_names_stage_and_k
     assert pipeline.statistics().outcomes["failed"] == 2
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("end", BAD_ENDS)
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_stage_that_skips_leaves_out_that_item_alone(place: str, fault: Fault) -> None:
-    pipeline = Pipeline([stage_of(place, fault, on_error="skip")], window=3)
+async def test_a_stage_that_skips_leaves_out_that_item_alone(place: str, end: BadEnd) -> None:
+    pipeline = Pipeline([stage_of(place, end, on_error="skip")], window=3)
     result = await pipeline.submit(list(range(10)))
     assert [item.index for item in result.items] == [n for n in range(10) if n != BAD]
     assert [(error.index, error.stage, type(error.error)) for error in result.errors] == [(BAD, "user", StageFailed)]
@@ -120,20 +122,20 @@ async def test_a_stage_that_skips_leaves_out_that_item_alone(place: str, fault: 
 class Hostile:
     """A value whose fields, length and iteration raise."""
 
-    def __init__(self, fault: Fault | None) -> None:
-        self._fault = fault
+    def __init__(self, end: BadEnd | None) -> None:
+        self._end = end
 
     @property
     def field(self) -> int:
-        if self._fault is not None:
-            fail_plainly(self._fault)
+        if self._end is not None:
+            self._end.called()
         raise LookupError("secret")
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, None])
-async def test_a_field_that_raises_fails_the_item_that_has_it(fault: Fault | None) -> None:
-    kind = "LookupError" if fault is None else kind_of_fault(fault)
-    items = [{"field": 1}, Hostile(fault), {"field": 3}]
+@pytest.mark.parametrize("end", [*BAD_ENDS, None])
+async def test_a_field_that_raises_fails_the_item_that_has_it(end: BadEnd | None) -> None:
+    kind = "LookupError" if end is None else end.kind
+    items = [{"field": 1}, Hostile(end), {"field": 3}]
     reads = PipelineStage("reads", function=lambda field: field, source="item.field", on_error="skip")
     result = await Pipeline([reads]).submit(items)
     assert result.values == [1, 3]
@@ -151,52 +153,52 @@ async def test_a_field_that_raises_fails_the_item_that_has_it(fault: Fault | Non
 async def test_what_a_request_needs_once_fails_it_also_where_stages_skip() -> None:
     def labels() -> Iterator[str]:
         yield "a"
-        fail_plainly("panics")
+        PANIC.called()
 
     async with engines_on(LetterModel(card=NLI)) as (engine,):
         nli: dict[str, Any] = {"engine": engine, "task": "classify", "on_error": "skip"}
         pipeline = Pipeline([PipelineStage("asked", **nli, source=["item", "request.labels"])])
-        with pytest.raises(StageFailed, match="The work for all items failed: PanicException"):
+        with pytest.raises(StageFailed, match="The work for all items failed: RustPanic"):
             await pipeline.submit({"data": ["a", "b", "c"], "labels": labels()})
         assert is_idle(pipeline)
 
 
-def plain_source(fault: Fault | None) -> Iterator[int]:
+def plain_source(end: BadEnd | None) -> Iterator[int]:
     yield from range(BAD)
-    if fault is not None:
-        fail_plainly(fault)
+    if end is not None:
+        end.called()
     raise LookupError("the caller's own")
 
 
-async def awaited_source(fault: Fault | None) -> AsyncGenerator[int, None]:
+async def awaited_source(end: BadEnd | None) -> AsyncGenerator[int, None]:
     for number in range(BAD):
         yield number
-    if fault is not None:
-        await fail_awaited(fault)
+    if end is not None:
+        await end.awaited()
     raise LookupError("the caller's own")
 
 
-SOURCES: list[Callable[[Fault | None], Any]] = [plain_source, awaited_source]
+SOURCES: list[Callable[[BadEnd | None], Any]] = [plain_source, awaited_source]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("end", BAD_ENDS)
 @pytest.mark.parametrize("source", SOURCES)
-async def test_whatever_a_source_lets_out_fails_its_request_behind_what_is_done(source: Any, fault: Fault) -> None:
-    pipeline = Pipeline([awaited("panics")], window=2)
-    message = rf"The source of the items failed: {kind_of_fault(fault)}\."
+async def test_whatever_a_source_lets_out_fails_its_request_behind_what_is_done(source: Any, end: BadEnd) -> None:
+    pipeline = Pipeline([awaited(PANIC)], window=2)
+    message = rf"The source of the items failed: {end.kind}"
     with pytest.raises(StageFailed, match=message) as failure:
-        await pipeline.submit(source(fault))
+        await pipeline.submit(source(end))
     assert failure.value.stage == "source"
     seen: list[int] = []
     with pytest.raises(StageFailed, match=message):
-        await read(pipeline, source(fault), seen)
+        await read(pipeline, source(end), seen)
     assert sorted(seen) == list(range(BAD)), "they were done before, or on their way"
     assert is_idle(pipeline)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_an_error_of_a_source_is_raised_as_it_is_behind_what_is_done(source: Any) -> None:
-    pipeline = Pipeline([awaited("panics")], window=2)
+    pipeline = Pipeline([awaited(PANIC)], window=2)
     with pytest.raises(LookupError, match="the caller's own"):
         await pipeline.submit(source(None))
     seen: list[int] = []

@@ -308,7 +308,7 @@ async def test_a_forward_must_return_a_row_for_each_input() -> None:
             return [0] * (len(batch) + 1)
 
     async with engine_of_plugin(Short()) as engine:
-        with pytest.raises(PluginFailed, match="returned 2 rows for 1 model inputs"):
+        with pytest.raises(PluginFailed, match="returned 2 or more rows for 1 model inputs"):
             await engine.process({"text": "a"})
 
 

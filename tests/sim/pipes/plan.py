@@ -11,10 +11,10 @@ from typing import Any, Literal
 Kind = Literal["one", "other", "function", "expand", "best"]
 """A stage: either engine, a function, one that makes several of an item, or a score of which the best go on."""
 
-SourceFault = Literal["raises", "cancelled", "panics", "exits"]
+SourceFault = Literal["raises", "strays", "panics", "exits"]
 
-FUNCTION_FAULTS = ("!raises", "!cancelled", "!panics", "!exits")
-"""Texts for which every function fails. The first is an error of its own; see `hostile_code` for the others."""
+FUNCTION_FAULTS = ("!raises", "!strays", "!panics", "!exits")
+"""Texts for which every function fails. The first is an error of its own."""
 
 GENERATOR_FAULTS = ("!endless", *(f"!yields, {fault[1:]}" for fault in FUNCTION_FAULTS))
 """Texts for which a function that makes several items returns a generator without an end, or one that fails."""
@@ -44,7 +44,7 @@ class StagePlan:
 class RequestPlan:
     arrives_at: float = 0.0
     items: list[str] = field(default_factory=lambda: ["a"])
-    """Texts. One with NaN in it fails in an engine, and one with v in it vanishes in a function. See `FUNCTION_FAULTS`."""
+    """Texts. One with NaN in it fails in an engine, and one with v in it vanishes in a function. Others are bad."""
     timeout_s: float = math.inf
     leaves_at: float = math.inf
     bulk: bool = False
@@ -110,7 +110,7 @@ def draw(seed: int) -> PipeWorld:
         plan.tenant = some([None, None, "a", "b"])
         plan.source = some(["list", "list", "plain", "awaited"])
         if hostile and plan.source != "list" and rng.random() < 0.4:
-            plan.source_fault = some(["raises", "cancelled", "panics", "exits"])
+            plan.source_fault = some(["raises", "strays", "panics", "exits"])
         if rng.random() < 0.2:
             plan.timeout_s = rng.randint(1, 60) * TICK_S
         if rng.random() < 0.2:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -48,8 +48,8 @@ from tests.sim.pipes.plan import (
 )
 from tests.sim.running import Report, run_block
 from tests.support.cards import EMBEDDER
-from tests.support.hostile_code import Fault, fail_awaited, fail_plainly
 from tests.support.model import LetterModel
+from tests.support.user_code import STRAY_CANCELLATION, BadEnd, RustPanic
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -59,6 +59,13 @@ HANG_S = 600.0
 HANGING_S = 5.0
 """Seconds for which a plain function hangs."""
 FUNCTION_THREADS = 2
+
+BAD_ENDS = {
+    "strays": STRAY_CANCELLATION,
+    "panics": BadEnd("RustPanic", lambda: RustPanic("a panic")),
+    "exits": BadEnd("SystemExit", lambda: SystemExit(3)),
+}
+"""Ends of user code that are no `Exception`, by name."""
 
 
 class SourceError(Exception):
@@ -234,8 +241,8 @@ class PipeSimulation:
 
         async def work(text: str) -> Any:
             await anyio.sleep(self._rng.randint(0, plan.ticks) * TICK_S)
-            if text == "!cancelled":
-                await fail_awaited("cancelled")
+            if text == "!strays":
+                await STRAY_CANCELLATION.awaited()
             return made(text)
 
         if plan.kind in ("function", "expand"):
@@ -261,7 +268,7 @@ class PipeSimulation:
     def _fail(fault: str) -> None:
         if fault == "raises":
             raise SourceError
-        fail_plainly(cast(Fault, fault))
+        BAD_ENDS[fault].called()
 
     async def _ask(self, number: int, plan: RequestPlan) -> None:
         await anyio.sleep(plan.arrives_at)
@@ -318,9 +325,8 @@ class PipeSimulation:
             case EngineStopped():
                 return None if now >= world.drains_at - EPSILON else "nothing was stopped"
             case StageFailed(stage="source"):
-                kind = {"cancelled": "Cancelled", "panics": "PanicException", "exits": "SystemExit"}
-                fault = plan.source_fault or "none"
-                return None if kind.get(fault, "none of these") in str(found) else "its source is well"
+                end = BAD_ENDS.get(plan.source_fault or "")
+                return None if end is not None and end.kind in str(found) else "its source is well"
             case SourceError():
                 return None if plan.source_fault == "raises" else "it is of no source"
             case Exception():
@@ -394,7 +400,7 @@ async def _awaited(plan: RequestPlan) -> AsyncGenerator[str, None]:
     if plan.source_fault == "raises":
         raise SourceError
     if plan.source_fault is not None:
-        await fail_awaited(plan.source_fault)
+        await BAD_ENDS[plan.source_fault].awaited()
 
 
 def run_pipes(world: PipeWorld, backend: Backend) -> PipeSimulation:
@@ -402,7 +408,7 @@ def run_pipes(world: PipeWorld, backend: Backend) -> PipeSimulation:
     simulation = PipeSimulation(world)
     try:
         simulation.violations += virtual.run(simulation.run, backend=backend, seed=world.seed)
-    except BaseException as error:  # noqa: BLE001  # a violation like any other: whatever ends the host does
+    except BaseException as error:  # a violation like any other: whatever ends the host does
         if isinstance(error, KeyboardInterrupt):
             raise
         simulation.violations.append(f"the program ended by {error!r}")
@@ -423,7 +429,7 @@ def run_pipes_world(world: PipeWorld, backend: Backend) -> Report:
     """Run one world. Call it inside `prepared()`."""
     simulation = run_pipes(world, backend)
     outcomes = Counter(simulation.outcomes.values())
-    return Report(world.seed, backend, tuple(simulation.violations), (), outcomes, flag="--pipes")
+    return Report(world.seed, backend, tuple(simulation.violations), (), outcomes)
 
 
 def run_pipes_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], Counter[str]]:

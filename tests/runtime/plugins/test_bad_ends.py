@@ -1,0 +1,187 @@
+"""Hooks that end by a panic, `SystemExit` or a stray cancellation: their request fails, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.plugins.processor import PluginClass, PluginContext, PluginSetup
+from staged_pool.stages.errors import ConfigError, PluginFailed, TooLarge
+from tests.runtime.plugins.hosting import AwaitedLetters, Letters, is_idle
+from tests.servers.engines import engine_of_plugin
+from tests.support.user_code import BAD_ENDS, BadEnd
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+HOOKS = ["parse", "load", "preprocess", "postprocess"]
+
+
+async def fails_alone(engine: Engine, hook: str) -> None:
+    """Check that a bad request fails by name, and no other one."""
+    told: list[PluginFailed] = []
+    outputs: list[Any] = []
+
+    async def ask_bad() -> None:
+        with pytest.raises(PluginFailed, match=f"`{hook}`") as caught:
+            await engine.process({"text": "bad"})
+        told.append(caught.value)
+
+    async def ask_good() -> None:
+        outputs.append((await engine.process({"text": "ab"}))["codes"])
+
+    async with anyio.create_task_group() as tasks:
+        for ask in (ask_good, ask_bad, ask_good):
+            tasks.start_soon(ask)
+    await ask_good()
+    assert outputs == [[97, 98]] * 3
+    assert (told[0].plugin, told[0].hook) == ("codes", hook)
+    assert engine.fault is None
+    await until(lambda: is_idle(engine))
+
+
+def bad_in(plugin: Letters, hook: str, end: Callable[[], Any]) -> None:
+    """Let a hook of a plugin end so for the text `bad`; for others it does as before."""
+    texts: dict[str, str] = {}
+    original, parse = getattr(plugin, hook), plugin.parse
+
+    def is_bad(value: Any, context: PluginContext) -> bool:
+        if isinstance(value, dict) and "text" in value:
+            texts[context.id] = value["text"]
+        return texts.get(context.id) == "bad"
+
+    if isinstance(plugin, AwaitedLetters):
+
+        async def awaited(value: Any, context: PluginContext) -> Any:
+            if is_bad(value, context):
+                await end()
+            return await original(value, context)
+
+        async def awaited_parse(value: Any, context: PluginContext) -> Any:
+            is_bad(value, context)
+            return await parse(value, context)
+
+        plugin.parse = awaited_parse  # type: ignore[method-assign,assignment]
+        setattr(plugin, hook, awaited)
+        return
+
+    def called(value: Any, context: PluginContext) -> Any:
+        if is_bad(value, context):
+            end()
+        return original(value, context)
+
+    def called_parse(value: Any, context: PluginContext) -> Any:
+        is_bad(value, context)
+        return parse(value, context)
+
+    plugin.parse = called_parse  # type: ignore[method-assign,assignment]
+    setattr(plugin, hook, called)
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+@pytest.mark.parametrize("hook", HOOKS)
+async def test_an_awaited_hook_fails_its_request_alone(hook: str, end: BadEnd) -> None:
+    plugin = AwaitedLetters()
+    bad_in(plugin, hook, end.awaited)
+    async with engine_of_plugin(plugin) as engine:
+        await fails_alone(engine, hook)
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+@pytest.mark.parametrize("hook", ["parse", "preprocess", "postprocess"])
+async def test_a_plain_hook_fails_its_request_alone(hook: str, end: BadEnd) -> None:
+    plugin = Letters()
+    bad_in(plugin, hook, end.called)
+    async with engine_of_plugin(plugin) as engine:
+        await fails_alone(engine, hook)
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+@pytest.mark.parametrize(
+    ("method", "hook"), [("forward", "forward"), ("tokens", "preprocess"), ("batch_key", "preprocess")]
+)
+async def test_what_the_plugin_does_with_a_model_input_fails_by_name(method: str, hook: str, end: BadEnd) -> None:
+    plugin = Letters()
+    original = getattr(plugin, method)
+
+    def called(given: Any) -> Any:
+        if "d" in given:  # of `bad` alone
+            end.called()
+        return original(given)
+
+    setattr(plugin, method, called)
+    async with engine_of_plugin(plugin) as engine:
+        await fails_alone(engine, hook)
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+async def test_hooks_after_the_end_of_a_request_harm_nobody(
+    end: BadEnd, logged: list[structlog.typing.EventDict]
+) -> None:
+    plugin = AwaitedLetters("load")
+    plugin.release = end.called  # type: ignore[method-assign,assignment]
+    plugin.cancelled = end.awaited  # type: ignore[method-assign,assignment]
+    plugin.aclose = end.awaited  # type: ignore[method-assign]
+    async with engine_of_plugin(plugin) as engine:
+        with anyio.move_on_after(0.01):
+            await engine.process({"text": "left"})
+        await until(lambda: is_idle(engine))
+        plugin.waits_in = ""
+        assert (await engine.process({"text": "a"}))["codes"] == [97]
+        assert engine.fault is None
+    failed = {
+        event.get("hook", "aclose") for event in logged if event["event"] in ("plugin.failed", "plugin.close_failed")
+    }
+    assert failed == {"release", "cancelled", "aclose"}
+
+
+def test_a_plugin_that_ends_so_while_it_is_made_is_an_error_of_the_settings() -> None:
+    def make() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(ConfigError, match="SystemExit: 3"):
+        PluginClass("codes", make)(PluginSetup(config=EngineConfig(), card=None, fetch=None))  # type: ignore[arg-type]
+
+
+async def test_a_generator_of_model_inputs_is_taken_to_the_limit_and_no_further() -> None:
+    taken = itertools.count()
+
+    class Endless(Letters):
+        def preprocess(self, loaded: Any, context: PluginContext) -> Iterator[str]:
+            return ("x" for _ in (taken if loaded == "bad" else loaded))
+
+    async with engine_of_plugin(Endless(), config=EngineConfig(max_request_items=8)) as engine:
+        with pytest.raises(TooLarge, match="more than 8 model inputs"):
+            await engine.process({"text": "bad"})
+        assert next(taken) == 9
+        assert len((await engine.process({"text": "ab"}))["codes"]) == 2
+
+
+async def test_a_generator_of_rows_is_taken_to_one_more_than_the_batch() -> None:
+    taken = itertools.count()
+
+    class Endless(Letters):
+        def forward(self, batch: Any) -> Any:
+            return (next(taken) for _ in itertools.repeat(0))
+
+    async with engine_of_plugin(Endless()) as engine:
+        with pytest.raises(PluginFailed, match="returned 2 or more rows for 1 model inputs"):
+            await engine.process({"text": "ab"})
+
+
+async def test_a_generator_that_raises_fails_by_the_name_of_its_hook() -> None:
+    class Raises(Letters):
+        def preprocess(self, loaded: Any, context: PluginContext) -> Iterator[str]:
+            yield from loaded
+            raise ValueError("boom")
+
+    async with engine_of_plugin(Raises()) as engine:
+        with pytest.raises(PluginFailed, match=r"`preprocess` \(ValueError\)"):
+            await engine.process({"text": "ab"})

@@ -1,0 +1,1 @@
+"""Worlds of a plugin whose hooks end in every way that user code can."""
