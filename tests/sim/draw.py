@@ -578,3 +578,11 @@ def callers_who_wait(rng: random.Random, world: World) -> None:
         world.settings["target_delay_s"] = some(rng, 0.005, 0.05)
     for client in world.clients:
         client.waits = rng.random() < 0.7 and not (client.streams or client.tokenizes)
+
+
+@feature(0.5)
+def bad_readers(rng: random.Random, world: World) -> None:
+    """Callers that stream, and whose function that takes results fails."""
+    for client in world.clients:
+        if client.streams and not client.phase and rng.random() < 0.4:
+            client.gives = rng.choice(BUGS)

@@ -37,7 +37,7 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import isolate, preprocess, supervise, ticket_check
+from staged_pool.stages import isolate, preprocess, rows, supervise, ticket_check
 from staged_pool.stages import parse as parse_module
 from staged_pool.stages import postprocess as postprocess_module
 from staged_pool.stages import user_code as user_code_module
@@ -51,6 +51,7 @@ from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.parse import ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.rows import RowStream
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Coalescer
@@ -58,6 +59,7 @@ from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
 from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.user_code import UserCode
 from tests.sim.doubles import SimOffload
 
 Plan: TypeAlias = list[tuple[object, str, Any]]
@@ -652,6 +654,20 @@ def end_of_the_stream_not_passed_on_by_parse() -> Plan:
 @mutation
 def end_of_the_stream_not_passed_on_by_preprocess() -> Plan:
     return [(PreprocessStage, "close", lambda self: self._receiver.close())]
+
+
+@mutation
+def stray_cancellation_of_a_reader_ends_its_stream_in_silence() -> Plan:
+    return [
+        (rows, "user_code", lambda: _OpenForStrays(is_own_task=True)),
+        (RowStream, "is_exhausted", property(lambda _: True, _nothing)),
+    ]
+
+
+class _OpenForStrays(UserCode):
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            await super().__aexit__(kind, error, trace)
 
 
 # ---- counting ----

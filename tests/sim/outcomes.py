@@ -22,7 +22,6 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnusableMedia,
 )
-from staged_pool.stages.user_code import Panic
 from tests.sim.answers import wrong_answer
 from tests.sim.internals import EPSILON
 from tests.sim.watch import Left, Outcome, Watch
@@ -111,8 +110,9 @@ def _unexplained(watch: Watch, client: ClientPlan, outcome: Outcome) -> str | No
             return _wrong_stop(watch, client, outcome)
         case Abandoned():
             return "it is for nobody's eyes"
-        case ValueError() | Panic():
-            return None if client.streams and client.encode in BUGS else "the caller's functions are well"
+        case ValueError():
+            is_own = client.streams and "raises" in (client.encode, client.gives)
+            return None if is_own else "the caller's functions are well"
         case str() if client.tokenizes:
             return None if outcome == f"tokens {client.number}" else "of another text"
         case _:
@@ -121,7 +121,7 @@ def _unexplained(watch: Watch, client: ClientPlan, outcome: Outcome) -> str | No
 
 def _wrong_result(watch: Watch, client: ClientPlan, result: object) -> str | None:
     faults = [fetch.fault for item in client.items for fetch in item.urls.values()]
-    if any(faults) or any(item.fault for item in client.items) or client.decode or client.encode:
+    if any(faults) or any(item.fault for item in client.items) or client.decode or client.encode or client.gives:
         return "it must fail"
     if client.arrives_at > watch.stopping_at + EPSILON:
         return "it came too late to be taken"
@@ -167,6 +167,9 @@ def _meant(watch: Watch, client: ClientPlan, index: int) -> list[ItemPlan]:
 
 
 def _wrong_crash(watch: Watch, client: ClientPlan, stage: str) -> str | None:
+    if stage == "stream":
+        ends = {client.encode, client.gives} if client.streams else set()
+        return None if ends & {"panics", "strays"} else "the caller's functions are well"
     if stage == "fetch":
         faults = [fetch.fault for item in client.items for fetch in item.urls.values()]
         return None if "raises" in faults else "every fetch was well"

@@ -12,6 +12,7 @@ import numpy as np
 from staged_pool.runtime.results import EmbedResult, ScoreResult, Usage
 from tests.sim.watch import Watch
 from tests.sim.world import ClientPlan
+from tests.support.user_code import RustPanic, stray_cancellation
 
 
 class Gathered:
@@ -39,6 +40,7 @@ class Gathered:
                 await anyio.sleep(self._client.reads_s)
         finally:
             self._is_reading = False
+        await _end(self._client)
 
     def whole(self, tokens: int) -> Any:
         """Return the whole stream as one result; None if a place is missing."""
@@ -56,3 +58,14 @@ class Gathered:
             multi_vector=None if first.multi_vector is None else tuple(r.multi_vector[i] for r, i in each),
             usage=usage,
         )
+
+
+async def _end(client: ClientPlan) -> None:
+    """End the function of a caller with its fault."""
+    match client.gives:
+        case "raises":
+            raise ValueError("a bug of the caller")
+        case "panics":
+            raise RustPanic("a bug of the caller")
+        case "strays":
+            await stray_cancellation()

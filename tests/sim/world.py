@@ -134,6 +134,8 @@ class ClientPlan:
     streams: bool = False
     """It calls `stream`, and takes `reads_s` for each of its results."""
     reads_s: float = 0.0
+    gives: CodecFault | None = None
+    """The error of its function that takes results, the first time."""
     phase: Phase | None = None
     """The group it belongs to, in a world that compares throughput before and after trouble."""
 

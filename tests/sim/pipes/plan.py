@@ -96,7 +96,7 @@ def draw(seed: int) -> PipeWorld:
         StagePlan(some(kinds), some([None, 1, 3]), some([0, 2, 6]), rng.random() < 0.4, some([1, 3]))
         for _ in range(rng.randint(1, 4))
     ]
-    hostile = rng.random() < 0.4
+    hostile = rng.random() < 0.5
     for stage in world.stages:
         stage.plain = rng.random() < 0.4
         stage.parts = some([2, 2, 6])
@@ -105,7 +105,7 @@ def draw(seed: int) -> PipeWorld:
             some(["a", "bc", "ccc", "NaN", "v"] if rng.random() < 0.3 else ["a", "bc"]) for _ in range(some([1, 3, 12]))
         ]
         if hostile and rng.random() < 0.5:
-            texts[rng.randrange(len(texts))] = some([*FUNCTION_FAULTS, *GENERATOR_FAULTS, HANGS])
+            texts[rng.randrange(len(texts))] = some([*FUNCTION_FAULTS, *GENERATOR_FAULTS, "!endless", HANGS])
         plan = RequestPlan(rng.randint(0, 10) * TICK_S, texts, bulk=rng.random() < 0.3, streams=rng.random() < 0.3)
         plan.tenant = some([None, None, "a", "b"])
         plan.source = some(["list", "list", "plain", "awaited"])
