@@ -280,13 +280,13 @@ class PipelineRun:
         return moved
 
     def fail(self, error: Exception, *, at_once: bool = True) -> None:
-        """End the request with an error: the first one counts.
+        """End the request with an error: the first one that ends it at once counts.
 
         Args:
             error: The error.
             at_once: Do not wait for the items on their way.
         """
-        if self._failure is None:
+        if self._failure is None or (at_once and not self._scope.cancel_called):
             self._failure = detached(error) if isinstance(error, StagedPoolError) else error
         if at_once:
             self._scope.cancel()
