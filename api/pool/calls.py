@@ -86,7 +86,7 @@ class Call(Generic[T, R]):
                     elif not takes_more:
                         break
                     else:
-                        for portion in source.next(is_idle=flight.is_idle):
+                        for portion in source.next(flight):
                             patient = _Patient(self.ask, portion.inputs, ends_at - time.monotonic())
                             flight.add(portion.range, submit(patient))
                 source.raise_error()
@@ -202,11 +202,10 @@ class _Source(Generic[T]):
         self._error: Exception | None = None
         self.has_ended = False
 
-    def next(self, *, is_idle: bool) -> Iterator[Portion[T]]:
+    def next(self, flight: _Flight[Any]) -> Iterator[Portion[T]]:
         """Take one more input, and yield the portions that are complete.
 
-        Args:
-            is_idle: No request is in flight, so that a stream waits for no more inputs.
+        A stream does not wait for more inputs once all requests in flight are done.
         """
         try:
             with user_code():
@@ -226,7 +225,7 @@ class _Source(Generic[T]):
         if self.has_ended:
             if (last := self._portions.cut()).inputs or not (last.first or self._call.may_be_empty):
                 yield last
-        elif self._portions.is_full or (self._call.is_stream and is_idle and before is None):
+        elif self._portions.is_full or (self._call.is_stream and flight.is_idle):
             yield self._portions.cut()
 
     def raise_error(self) -> None:

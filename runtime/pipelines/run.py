@@ -119,7 +119,7 @@ class PipelineRun:
             except Exception as error:
                 failure = failure_by(error, "The work for all items", PIPELINE)
                 self.fail(failure)
-                raise failure from error
+                raise failure from error.__cause__
             made.is_ready.set()
         await made.is_ready.wait()
         return cast(T, made.value)
