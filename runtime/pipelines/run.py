@@ -116,7 +116,7 @@ class PipelineRun:
             try:
                 async with user_code():
                     made.value = await make()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # code of users may raise anything
                 failure = failure_by(error, "The work for all items", PIPELINE)
                 self.fail(failure)
                 raise failure from error.__cause__

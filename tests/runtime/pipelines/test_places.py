@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Steps:
-    """An async stage that lets one item go at a time, and records the order in which they come."""
+    """An async stage that holds items, and records the order in which they come."""
 
     def __init__(self) -> None:
         self.came: list[Any] = []

@@ -17,7 +17,7 @@ FUNCTION_FAULTS = ("!raises", "!strays", "!panics", "!exits")
 """Texts for which every function fails. The first is an error of its own."""
 
 GENERATOR_FAULTS = ("!endless", *(f"!yields, {fault[1:]}" for fault in FUNCTION_FAULTS))
-"""Texts for which a function that makes several items returns a generator without an end, or one that fails."""
+"""Texts for which an expanding function has a bad generator: one without an end, or one that fails."""
 
 HANGS = "!hangs"
 """Text for which a plain function hangs, for longer than any request waits."""

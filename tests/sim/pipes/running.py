@@ -254,7 +254,7 @@ class PipeSimulation:
         return PipelineStage(name, engine=engines[plan.kind == "other"], source="item", **how)
 
     def _yielded(self, text: str, plan: StagePlan) -> Iterator[str]:
-        """Yield the parts of an item, and count what is taken."""
+        """Yield the parts of an item, and count those that are taken."""
         for taken in itertools.count(1):
             if taken > plan.parts + 2:
                 self.violations.append(f"{taken} parts were taken, of {plan.parts + 1} at most")
@@ -333,7 +333,7 @@ class PipeSimulation:
                 return None if type(found) in failures else f"only {failures} were expected"
 
     def _lost(self, number: int, plan: RequestPlan, found: int | Exception | None) -> str | None:
-        """Explain what a reader of a stream has lost by an error of its source, which comes behind all outcomes."""
+        """Explain the loss of a reader by an error of its source, which must come behind all outcomes."""
         ended_by_source = isinstance(found, SourceError) or (isinstance(found, StageFailed) and found.stage == "source")
         expected, failures = self._expected(plan)
         if not (plan.streams and ended_by_source) or len(failures) > 1 or "best" in {s.kind for s in self.world.stages}:
@@ -341,7 +341,7 @@ class PipeSimulation:
         return None if self._read[number] == expected else f"{self._read[number]} of {expected} outcomes were read"
 
     def _expected(self, plan: RequestPlan) -> tuple[int, set[type[Exception]]]:
-        """Return the number of items of the answer, and the errors by which the request must fail instead."""
+        """Return the number of items of the answer, and the errors that must come instead."""
         items = list(plan.items)
         failures: set[type[Exception]] = set()
         for stage in self.world.stages:
