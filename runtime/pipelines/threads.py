@@ -87,7 +87,7 @@ class _Call(Generic[A, T]):
         """Run the function, in the thread. An error must not pass through the frames of anyio's thread."""
         with self._lock:
             work, self._work = self._work, None
-            if self._is_left or work is None:
+            if work is None:  # it was left before it began
                 return
             self._runs = True
         try:

@@ -294,7 +294,11 @@ class PipeSimulation:
         how: dict[str, Any] = {
             "timeout_s": plan.timeout_s, "priority": "bulk" if plan.bulk else "interactive", "tenant": plan.tenant,
         }  # fmt: skip
-        sources = {"list": lambda: plan.items, "plain": partial(self._plain, plan), "awaited": partial(_awaited, plan)}
+        sources: dict[str, Callable[[], Any]] = {
+            "list": lambda: plan.items,
+            "plain": partial(self._plain, plan),
+            "awaited": partial(_awaited, plan),
+        }
         data = {"query": "q", "data": sources[plan.source]()}
         if not plan.streams:
             return len((await self._pipeline.submit(data, **how)).items)
