@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -299,14 +299,16 @@ class PipeSimulation:
             "plain": partial(self._plain, plan),
             "awaited": partial(_awaited, plan),
         }
-        data = {"query": "q", "data": sources[plan.source]()}
-        if not plan.streams:
-            return len((await self._pipeline.submit(data, **how)).items)
-        async with self._pipeline.stream(data, **how) as outcomes:
-            self._read[number] = 0
-            async for outcome in outcomes:
-                self._read[number] += isinstance(outcome, PipelineItem)
-            return self._read[number]
+        items = sources[plan.source]()
+        data = {"query": "q", "data": items}
+        async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():  # the caller's to close
+            if not plan.streams:
+                return len((await self._pipeline.submit(data, **how)).items)
+            async with self._pipeline.stream(data, **how) as outcomes:
+                self._read[number] = 0
+                async for outcome in outcomes:
+                    self._read[number] += isinstance(outcome, PipelineItem)
+                return self._read[number]
 
     def _plain(self, plan: RequestPlan) -> Iterator[str]:
         yield from plan.items
