@@ -84,7 +84,7 @@ async def given_rows(
     write: Callable[[Sequence[int], Any], R],
     give: Callable[[R], Awaitable[None]],
 ) -> AsyncIterator[None]:
-    """Give the rows of a request to its caller, beside a block that submits the request and closes the stream.
+    """Give rows to their caller, beside a block that submits the request and closes the stream.
 
     Args:
         rows: Rows of one request.
@@ -93,7 +93,7 @@ async def given_rows(
         give: Takes each output, one call at a time.
 
     Raises:
-        StageFailed: `write` or `give` let out a cancellation that nobody asked for, or what is no `Exception`.
+        StageFailed: `write` or `give` let out an error that is no `Exception`, or a cancellation that nobody asked for.
         Exception: `write` or `give` raised it.
     """
     async with anyio.create_task_group() as giving:

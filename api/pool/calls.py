@@ -65,15 +65,15 @@ class Call(Generic[T, R]):
     def results(
         self, submit: Callable[[Callable[[Engine], Awaitable[R]]], Future[R]]
     ) -> Generator[tuple[InputRange, R], None, None]:
-        """Yield the results of all requests, each as soon as it is there and was asked for.
+        """Yield the results of all requests, as they are done.
 
         The caller's thread takes the inputs, one by one, as there is room for them. Closing the generator, or an
         interrupt, cancels the requests in flight. An error of the iterator of the inputs comes as it is; in a stream it
         comes behind the results of the inputs before it.
 
         Raises:
-            StagedPoolError: A request failed; the error names its inputs. Or the iterator let out what is no
-                `Exception`, such as `SystemExit`.
+            StagedPoolError: A request failed; the error names its inputs. Or the iterator let out an
+                error that is no `Exception`, such as `SystemExit`.
         """
         source, flight = _Source(self), _Flight[R](ordered=self.ordered)
         ends_at = time.monotonic() + self.timeout_s

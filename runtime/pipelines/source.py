@@ -10,7 +10,7 @@ from staged_pool.stages.user_code import user_code
 Items: TypeAlias = Iterable[object] | AsyncIterable[object]
 
 END: Final = object()
-"""What a source gives behind its last item."""
+"""Stands behind the last item of a source."""
 
 
 class Source:

@@ -339,7 +339,7 @@ class PipeSimulation:
                 return None if type(found) in failures else f"only {failures} were expected"
 
     def _lost(self, number: int, plan: RequestPlan, found: int | Exception | None) -> str | None:
-        """Explain the loss of a reader by an error of its source, which must come behind all outcomes."""
+        """Explain the loss of a reader by an error of its source."""
         ended_by_source = isinstance(found, SourceError) or (isinstance(found, StageFailed) and found.stage == "source")
         expected, failures = self._expected(plan)
         if not (plan.streams and ended_by_source) or len(failures) > 1 or "best" in {s.kind for s in self.world.stages}:
