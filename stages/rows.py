@@ -84,7 +84,7 @@ async def given_rows(
     write: Callable[[Sequence[int], Any], R],
     give: Callable[[R], Awaitable[None]],
 ) -> AsyncIterator[None]:
-    """Give rows to their caller, beside a block that submits the request and closes the stream.
+    """Give rows to their caller, beside a block that submits the request.
 
     Args:
         rows: Rows of one request.

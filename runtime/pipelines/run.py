@@ -206,7 +206,7 @@ class PipelineRun:
             await self._let_in(way)
 
     async def _let_in(self, way: _Way) -> None:
-        """Take a place, and let the first of the waiting items in, which another task may have added."""
+        """Take a place, and let the first waiting item in, of whatever task."""
         if self._unread is not None:
             await self._unread.enter(self)
         await self._window.enter(self)
