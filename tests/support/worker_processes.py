@@ -17,9 +17,14 @@ from staged_pool.runtime.workers.pool import THREAD
 
 def processes() -> set[int]:
     """Return their process ids."""
-    return {
-        child.pid for child in psutil.Process().children() if "runtime.workers.program" in " ".join(child.cmdline())
-    }
+    return {child.pid for child in psutil.Process().children() if "runtime.workers.program" in _command(child)}
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended, a moment ago or as a zombie
+        return ""
 
 
 def replaced() -> None:
