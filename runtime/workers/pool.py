@@ -70,7 +70,7 @@ class Machine:
     """Starts a process for the pool of a name. Raises `OSError` if there is none."""
     condition: Callable[[], Condition] = threading.Condition
     thread: Callable[[Callable[[], None]], None] = _start_thread
-    """Calls a function in another thread."""
+    """Calls a function in another thread. Raises `RuntimeError` if there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -280,7 +280,10 @@ class WorkerPool:
             except (WorkerDied, EngineStopped):  # which is logged; the next call tries again
                 return
 
-        self._machine.thread(replace)
+        try:
+            self._machine.thread(replace)
+        except RuntimeError:  # the operating system has no more threads: this one waits
+            replace()
 
 
 def _end(processes: list[Process]) -> None:

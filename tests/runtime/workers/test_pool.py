@@ -233,6 +233,16 @@ def test_a_pool_without_processes_asks_for_them_again_at_each_call() -> None:
         assert machine.tries == 3
 
 
+def test_a_pool_without_threads_replaces_its_processes_all_the_same() -> None:
+    def no_thread(function: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with closing(WorkerPool("odd", Odd(), 1, machine=Machine(thread=no_thread))) as opened:
+        with pytest.raises(WorkerDied):
+            opened.call(("die", signal.SIGKILL))
+        assert opened.call(("double", 2)) == 4
+
+
 class Scarce:
     """An operating system that may have no processes."""
 
