@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="files, folders or tests")
     parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--busy", type=int, default=2, help="busy loops beside the tests (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=3600, help="longest time of a round (default: %(default)s)")
     parser.add_argument("-k", dest="only", default="", help="only tests that match, as for pytest")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _busy_loops(options.busy):
         for number in range(1, options.rounds + 1):
             began_at = time.monotonic()
-            failed = _round(options.paths, options.only, folder / f"round-{number}")
+            failed = _round(options.paths, options.only, options.limit_s, folder / f"round-{number}")
             failures.update(failed.keys())
             reasons |= failed
             took_s = time.monotonic() - began_at
@@ -65,12 +67,18 @@ def _busy_loops(number: int) -> Iterator[None]:
             loop.wait()
 
 
-def _round(paths: Sequence[str], only: str, output: Path) -> dict[str, str]:
+def _round(paths: Sequence[str], only: str, limit_s: float, output: Path) -> dict[str, str]:
     """Run the tests once. Returns the failed ones, each with its reason in one line."""
     report = output.with_suffix(".xml")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *paths]
     with output.with_suffix(".txt").open("w") as file:
-        code = subprocess.call([*command, "-k", only] if only else command, stdout=file, stderr=subprocess.STDOUT)
+        run = subprocess.Popen([*command, "-k", only] if only else command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            code = run.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGABRT)  # pytest prints what each thread does
+            run.wait()
+            return {_UNTOLD: f"it did not end within {limit_s:g} s"}
     failed = dict(_failures(report)) if report.exists() else {}
     return failed or ({_UNTOLD: f"exit code {code}"} if code else {})
 

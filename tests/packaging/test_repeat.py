@@ -43,6 +43,9 @@ def test_it_counts_the_rounds_in_which_a_test_failed(tmp_path: Path, capsys: pyt
     assert os.getpid() not in [each.info["ppid"] for each in left]
 
 
-def test_a_run_that_cannot_start_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_hangs_or_cannot_start_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_hang.py").write_text("import time\ndef test_that_hangs(): time.sleep(600)")
+    assert repeat.main([str(tmp_path), "--rounds", "1", "--busy", "0", "--limit-s", "1"]) == 1
+    assert "did not end within 1 s" in capsys.readouterr().out
     assert repeat.main([str(tmp_path / "missing.py"), "--rounds", "1", "--busy", "0"]) == 1
     assert "exit code 4" in capsys.readouterr().out
