@@ -20,7 +20,7 @@ from staged_pool.runtime.plugins.processor import PluginContext
 from staged_pool.runtime.workers.jobs import Done, Failed, JobCancelled, JobFailed
 from staged_pool.runtime.workers.pool import Call, WorkerPool
 from staged_pool.stages.exception_groups import single_errors
-from staged_pool.stages.user_code import as_exception
+from staged_pool.stages.user_code import as_exception, user_code
 
 Job: TypeAlias = tuple[HookName, object, str, Any]
 """Name of the hook, its value, and the id and the state of the context."""
@@ -65,7 +65,7 @@ class HookProcesses:
                 call = Call()
                 tasks.start_soon(self._cancel_with_caller, call)
                 try:
-                    answer = await anyio.to_thread.run_sync(self._pool.answer, job, call, limiter=self._threads)
+                    answer = await anyio.to_thread.run_sync(self._answer, job, call, limiter=self._threads)
                 except JobCancelled:
                     await anyio.lowlevel.checkpoint()  # raises the cancellation
                     raise
@@ -74,6 +74,10 @@ class HookProcesses:
             result, state = answer.result
             return result, state
         raise _error_of(answer)
+
+    def _answer(self, job: Job, call: Call) -> Done | Failed:
+        with user_code():  # values are pickled
+            return self._pool.answer(job, call)
 
     async def _cancel_with_caller(self, call: Call) -> None:
         try:
@@ -84,12 +88,12 @@ class HookProcesses:
     async def close(self) -> None:
         """End the processes."""
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._pool.close)
+            await anyio.to_thread.run_sync(self._pool.close, limiter=self._threads)
 
 
 def _error_of(failed: Failed) -> Exception:
     error = failed.error
-    found = JobFailed(f"{failed.kind}: {failed.reason}") if error is None else as_exception(error)
+    found = JobFailed(str(failed)) if error is None else as_exception(error)
     found.add_note(f"In the worker process:\n{failed.trace}")
     return found
 

@@ -45,11 +45,14 @@ class Failed:
     pickled: bytes
     """The error. Empty: it cannot be pickled."""
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.reason}"
+
     @classmethod
     def by(cls, error: BaseException) -> Failed:
         """Return the answer for an error of any class."""
         reason, pickled = "", b""
-        with suppress(Exception):  # code of users: their errors may have no text, or cannot be pickled
+        with suppress(BaseException):  # code of users: their errors may have no text, or cannot be pickled
             reason = str(error)
             pickled = pickle.dumps(error)
         return cls(type(error).__name__, reason, "".join(traceback.format_exception(error)), pickled)
@@ -57,7 +60,7 @@ class Failed:
     @property
     def error(self) -> BaseException | None:
         """The error; None if it cannot be made in this process."""
-        with suppress(Exception):  # its class may be known to the worker process alone, or takes other arguments
+        with suppress(BaseException):  # code of users: its class may be unknown here, or take other arguments
             found: BaseException = pickle.loads(self.pickled)
             return found
         return None

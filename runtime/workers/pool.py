@@ -135,7 +135,7 @@ class WorkerPool:
             return answer.result
         if isinstance(error := answer.error, StagedPoolError):
             raise error
-        log.error("workers.job_failed", pool=self._name, error=f"{answer.kind}: {answer.reason}")
+        log.error("workers.job_failed", pool=self._name, error=str(answer))
         raise JobFailed
 
     def answer(self, job: object, call: Call | None = None) -> Done | Failed:

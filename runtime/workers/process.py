@@ -74,7 +74,8 @@ class WorkerProcess:
                 f"preprocess of {self._pool}: a worker ended its process (exit code {self._process.wait()})"
             ) from error
         if isinstance(answer, Failed):
-            raise ConfigError(answer.reason)
+            is_told = answer.kind == ConfigError.__name__
+            raise ConfigError(answer.reason if is_told else str(answer))
 
     def call(self, job: Message) -> Message:
         """Do a job. Returns the answer, `Done` or `Failed`.

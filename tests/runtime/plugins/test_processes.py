@@ -25,6 +25,13 @@ from tests.support.worker_processes import make_zombie, prepare_zombie, processe
 pytestmark = pytest.mark.anyio
 
 
+class Bomb:
+    """A value that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit("a secret")
+
+
 class Odd(Processor):
     """A plugin in processes, whose requests say what happens."""
 
@@ -86,6 +93,8 @@ async def test_errors_of_hooks_keep_their_class_and_their_traceback(
     logged: list[structlog.typing.EventDict],
 ) -> None:
     async with engine_of_plugin(Odd(), config=EngineConfig(preprocess_limit=1)) as engine:
+        with pytest.raises(PluginFailed, match="hook `preprocess`"):
+            await engine.process(Bomb())
         with pytest.raises(InvalidInput, match="this will not do") as rejected:
             await engine.process("reject")
         assert (rejected.value.param, rejected.value.index) == ("data", 2)
@@ -95,10 +104,11 @@ async def test_errors_of_hooks_keep_their_class_and_their_traceback(
             assert "secret" not in str(failed.value)
         assert await engine.process("a") == "a"
     errors = [event["exc_info"] for event in logged if event["event"] == "plugin.failed"]
-    assert isinstance(errors[0], ZeroDivisionError)
-    assert 'raise ZeroDivisionError("a secret")' in errors[0].__notes__[0]
-    assert isinstance(errors[1].__cause__, SystemExit)
-    assert "pickle" in str(errors[2])
+    assert isinstance(errors[0].__cause__, SystemExit)
+    assert isinstance(errors[1], ZeroDivisionError)
+    assert 'raise ZeroDivisionError("a secret")' in errors[1].__notes__[0]
+    assert isinstance(errors[2].__cause__, SystemExit)
+    assert "pickle" in str(errors[3])
 
 
 async def test_a_plugin_is_sent_to_a_process_once_and_processes_end_with_the_engine() -> None:
