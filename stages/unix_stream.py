@@ -85,7 +85,7 @@ class UnixStream:
         self._socket.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """Close this end: whoever waits on it gets `ClosedResourceError`."""
+        """Close this end. Tasks that wait on it get `ClosedResourceError`."""
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()

@@ -125,7 +125,7 @@ class Pipe:
         return bool(self._its_receipts[0] == self._sent)
 
     def shut_down(self) -> None:
-        """End the connection: whoever receives at either end gets EOF, also if other processes have it open."""
+        """End the connection: a receiver at either end gets EOF, even if other processes have it open."""
         with suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -136,7 +136,7 @@ class Pipe:
         self._socket.close()
 
     def close_copy(self) -> None:
-        """Close the socket in a process that has inherited it, which must not keep the connection open."""
+        """Close the socket in a process that inherited it: the connection must not outlive its end."""
         os.close(self._socket.detach())
 
     def _copied(self, sizes: Sequence[int]) -> Sequence[Buffer]:
@@ -160,7 +160,7 @@ class End(NamedTuple):
 
 
 def open_pipe() -> tuple[End, End]:
-    """Open both ends of a pipe. Whoever takes one closes its descriptors.
+    """Open both ends of a pipe. Each belongs to the `Pipe` or the process that gets it.
 
     Raises:
         OSError: The operating system has no more descriptors or memory.

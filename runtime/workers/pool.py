@@ -18,7 +18,7 @@ THREAD: Final = "worker-replacement"
 """Name of the threads that replace processes."""
 
 _MORE_TRIES: Final = 2
-"""Times that a job is handed over beyond the number of processes, all of which may have died while idle."""
+"""Tries of a job beyond one for each process: all of them may have died while idle."""
 
 log = get_logger("staged_pool.workers")
 
@@ -64,7 +64,7 @@ def _start_thread(function: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a pool takes from the operating system. The simulator has one of its own."""
+    """Processes and threads of the operating system. The simulator has doubles of them."""
 
     process: Callable[[str], Process] = WorkerProcess
     """Starts a process for the pool of a name. Raises `OSError` if there is none."""

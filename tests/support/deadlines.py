@@ -1,4 +1,4 @@
-"""Deadlines that pass when a test says so, and not when a busy machine has let some time go by."""
+"""Deadlines that pass when a test says so, however busy the machine is."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ def replaced() -> None:
 
 
 def prepare_zombie() -> int:
-    """Let this worker process half die at SIGUSR1, and whole once a job is handed to it. Returns its process id.
+    """Let this worker process half die at SIGUSR1, and wholly at its next job. Returns its process id.
 
-    Its main thread is a zombie then, and so is the process for whoever looks. Another thread lives on, so the process
+    Its main thread is a zombie then, and so is the process as others see it. Another thread lives on, so the process
     has no exit code and its pipe is open. A killed process is in this state for a moment.
     """
     leave = ctypes.CDLL(None).pthread_exit

@@ -94,7 +94,7 @@ class Choosy(Exception):
 
 
 class Fatal:
-    """A job that ends whoever unpickles it."""
+    """A job that ends the process in which it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[int]]:
         return os._exit, (3,)

@@ -1,4 +1,4 @@
-"""A world of a pool of processes, as a JSON value, and the world of a seed."""
+"""World of a pool of processes as JSON, and the world of a seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KillPlan:
     which: int = 0
     """Its number among those that run then, modulo their number."""
     late_ticks: int = 0
-    """Time between the end of its main thread and that of its last one, with which its pipe ends."""
+    """Time between the ends of its main thread and of its pipe."""
     code_ticks: int = 0
     """Time from then on until it has an exit code."""
 

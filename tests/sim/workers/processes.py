@@ -64,7 +64,7 @@ class Farm:
             process.die(plan.late_ticks * TICK_S, plan.code_ticks * TICK_S)
 
     def lost_its_process(self, number: int) -> bool:
-        """Return True if the process that has begun a job was killed from outside, or by the job."""
+        """Return True if the process that began a job was killed."""
         return self.beginners[number].is_victim
 
 
