@@ -6,6 +6,7 @@ cancelled while bytes arrive fails in the event loop, which sets a future that i
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -57,11 +58,16 @@ class UnixStream:
         return data
 
     async def receive_files(self, most_bytes: int, most_files: int) -> Sequence[int]:
-        """Wait for the descriptors that come with a message. The caller closes them. Raises the errors of `receive`."""
+        """Wait for the descriptors that come with a message. The caller closes them. Raises the errors of `receive`.
+
+        A program that is started here does not inherit them.
+        """
         take = partial(socket.recv_fds, self._socket, most_bytes, most_files)
         data, files, _, _ = await self._once(anyio.wait_readable, take)
         if not data:
             raise anyio.EndOfStream
+        for file in files:
+            os.set_inheritable(file, False)
         return files
 
     async def send(self, item: Bytes) -> None:

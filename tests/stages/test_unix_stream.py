@@ -97,6 +97,7 @@ async def test_files_travel_with_a_message() -> None:
         tasks.start_soon(ours.send_files, b"L", (write, read))
         written, taken = await theirs.receive_files(1, 2)
         assert [os.fstat(file).st_ino for file in (written, taken)] == [os.fstat(file).st_ino for file in (write, read)]
+        assert not any(map(os.get_inheritable, (written, taken)))
     for file in (read, write, written, taken):
         os.close(file)
 
