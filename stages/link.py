@@ -16,7 +16,7 @@ RECEIVE_BYTES: Final = 1 << 18
 
 
 class Stream(Protocol):
-    """The byte stream under a link, such as `anyio.abc.UNIXSocketStream`."""
+    """The byte stream under a link, such as `UnixStream`."""
 
     async def receive(self, max_bytes: int = ...) -> bytes: ...
 

@@ -10,13 +10,13 @@ from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
-from anyio.abc import UNIXSocketStream
 
 from staged_pool.api.fleet.snapshot import Snapshot
 from staged_pool.runtime.load_progress import LoadStatus
 from staged_pool.runtime.remote.port import RING_BYTES, Rings
 from staged_pool.stages.link import Link, Stream
 from staged_pool.stages.ring import open_memory
+from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Frame, WireError
 
 
@@ -92,7 +92,7 @@ class Control:
             handler(order)
 
 
-async def send_line(first: UNIXSocketStream, second: UNIXSocketStream) -> None:
+async def send_line(first: UnixStream, second: UnixStream) -> None:
     """Make a line between two processes, and send each its end: a socket, and two rings in opposite directions.
 
     A process that has ended in the meantime gets nothing, and its peer a line that ends at once.
@@ -102,7 +102,7 @@ async def send_line(first: UNIXSocketStream, second: UNIXSocketStream) -> None:
     try:
         for child, files in ((first, (ours.fileno(), up, down)), (second, (theirs.fileno(), down, up))):
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await child.send_fds(_LINE, files)
+                await child.send_files(_LINE, files)
     finally:
         ours.close()
         theirs.close()
@@ -110,15 +110,15 @@ async def send_line(first: UNIXSocketStream, second: UNIXSocketStream) -> None:
         os.close(down)
 
 
-async def receive_line(handover: UNIXSocketStream) -> tuple[UNIXSocketStream, Rings] | None:
+async def receive_line(handover: UnixStream) -> tuple[UnixStream, Rings] | None:
     """Wait for the end of a line from `send_line`.
 
     Returns:
         Its socket, and the descriptors of its rings, which the caller closes. None: the supervisor is gone.
     """
     try:
-        _, files = await handover.receive_fds(len(_LINE), 3)
+        files = await handover.receive_files(len(_LINE), 3)
     except (anyio.EndOfStream, anyio.BrokenResourceError):
         return None
     end, written, read = files
-    return await UNIXSocketStream.from_socket(socket.socket(fileno=end)), Rings(written, read)
+    return UnixStream(socket.socket(fileno=end)), Rings(written, read)

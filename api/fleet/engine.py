@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup, UNIXSocketStream
+from anyio.abc import TaskGroup
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.control import Beat, Control, Drain, Loading, Ready, receive_line
@@ -29,6 +29,7 @@ from staged_pool.runtime.remote.port import Rings
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.unix_stream import UnixStream
 
 log = get_logger("staged_pool.fleet")
 
@@ -50,7 +51,7 @@ async def run_engine_process(
     """
     process = _EngineProcess(models, governor_for(models[0]))
     with single_errors():
-        lines = [await UNIXSocketStream.from_socket(each) for each in (control, handover)]
+        lines = [UnixStream(each) for each in (control, handover)]
         async with traces_of(config) as process.tracer:
             await process.run(*lines)
 
@@ -66,7 +67,7 @@ class _EngineProcess:
         """Writes the spans of batches. None: traces are off."""
         self._control: Control
 
-    async def run(self, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
+    async def run(self, control: UnixStream, handover: UnixStream) -> None:
         self._control = Control(control, {Drain: lambda _: self._drain.set()})
         async with anyio.create_task_group() as background:
             background.start_soon(self._run_control)
@@ -101,11 +102,11 @@ class _EngineProcess:
         await self._control.run()
         os._exit(0)  # the supervisor is gone, and with it all fronts
 
-    async def _take_fronts(self, handover: UNIXSocketStream, serving: TaskGroup) -> None:
+    async def _take_fronts(self, handover: UnixStream, serving: TaskGroup) -> None:
         while (line := await receive_line(handover)) is not None:
             serving.start_soon(self._serve, *line)
 
-    async def _serve(self, stream: UNIXSocketStream, rings: Rings) -> None:
+    async def _serve(self, stream: UnixStream, rings: Rings) -> None:
         assert self._desk is not None
         reason = await self._desk.serve(stream, rings)
         log.info("front.left", reason=reason)

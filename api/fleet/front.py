@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 import anyio
-from anyio.abc import UNIXSocketStream
 
 from staged_pool.api.app.fleet import Gate
 from staged_pool.api.config import ServerConfig
@@ -26,6 +25,7 @@ from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.unix_stream import UnixStream
 
 ANSWER_S = 2.0
 """Longest wait for a report of the supervisor, in seconds."""
@@ -56,9 +56,7 @@ async def run_front(
     """
     front = _Front(config, models, pipelines, others_serve=others_serve)
     with single_errors():
-        await front.run(
-            listener, await UNIXSocketStream.from_socket(control), await UNIXSocketStream.from_socket(handover)
-        )
+        await front.run(listener, UnixStream(control), UnixStream(handover))
 
 
 class _Front:
@@ -78,7 +76,7 @@ class _Front:
         self._numbers = count(1)
         self._asked: dict[int, tuple[anyio.Event, list[bytes]]] = {}
 
-    async def run(self, listener: socket.socket, control: UNIXSocketStream, handover: UNIXSocketStream) -> None:
+    async def run(self, listener: socket.socket, control: UnixStream, handover: UnixStream) -> None:
         follow_load = self._server.registry.follow_load
         self._control = Control(
             control,
@@ -144,7 +142,7 @@ class _Front:
         await self._control.run()
         os._exit(0)  # the supervisor is gone, and takes the engine process with it
 
-    async def _take_lines(self, handover: UNIXSocketStream) -> None:
+    async def _take_lines(self, handover: UnixStream) -> None:
         """Serve one line to the engine process after another."""
         while (line := await receive_line(handover)) is not None:
             reason = await self._line.run(*line)

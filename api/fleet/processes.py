@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
-from anyio.abc import Process, UNIXSocketStream
+from anyio.abc import Process
 
 from staged_pool.api.fleet.control import Control
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.unix_stream import UnixStream
 
 FIRST_PAUSE_S: Final = 0.1
 """Pause before a process that has ended is started again; it doubles with each further end."""
@@ -64,8 +65,8 @@ class Child:
         self,
         name: str,
         process: Process,
-        control: UNIXSocketStream,
-        handover: UNIXSocketStream,
+        control: UnixStream,
+        handover: UnixStream,
         handlers: Mapping[type[Any], Callable[[Child, Any], object]],
     ) -> None:
         self.name = name
@@ -141,8 +142,8 @@ async def start(
     child = Child(
         name,
         process,
-        await UNIXSocketStream.from_socket(control),
-        await UNIXSocketStream.from_socket(handover),
+        UnixStream(control),
+        UnixStream(handover),
         handlers,
     )
     try:

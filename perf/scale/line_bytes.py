@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import anyio
-from anyio.abc import UNIXSocketStream
 
 from perf.tools.servers import Options
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.unix_stream import UnixStream
 
 _REPEATS: Final = 4
 """Times that each list is sent; one request more comes before, which is not counted."""
@@ -23,7 +23,7 @@ Lists = Sequence[Sequence[str]]
 class _Counted:
     """A stream that counts the bytes that it sends."""
 
-    def __init__(self, stream: UNIXSocketStream) -> None:
+    def __init__(self, stream: UnixStream) -> None:
         self._stream = stream
         self.sent = 0
 
@@ -60,8 +60,8 @@ class LineBytes:
 
         config, memory = self._options.engine_config(), MemoryGovernor(UNLIMITED_BYTES)
         ours, theirs = socket.socketpair()
-        up = _Counted(await UNIXSocketStream.from_socket(ours))
-        down = _Counted(await UNIXSocketStream.from_socket(theirs))
+        up = _Counted(UnixStream(ours))
+        down = _Counted(UnixStream(theirs))
         line, counted = FrontLine(StageOptions().clock), []
         async with open_desk([config], memory) as desk, anyio.create_task_group() as tasks:
             tasks.start_soon(desk.serve, down, None)

@@ -95,6 +95,7 @@ class PluginHost:
                 ):
                     yield
         finally:
+            await self.places.processes.close()
             await self._close()
 
     async def _close(self) -> None:

@@ -65,5 +65,6 @@ class HookPlaces:
         self.called = called
         self.threads = HookThreads(threads(limit), called)
         """Threads of plain hooks. They are not those of texts, so no text waits for a slow hook."""
-        self.processes = HookProcesses(limit)
+        apart = {name: hook for name, hook in hooks.items() if hook.kind == "process"}
+        self.processes = HookProcesses(plugin, apart, limit)
         self.watch = watch(plugin)

@@ -141,7 +141,8 @@ class FrontLine:
         """Fail all requests: nothing comes from the engine process any more."""
         self._ended_at = self._clock()
         self._port = None
-        self._came_back = anyio.Event()
+        if self._came_back.is_set():  # otherwise requests wait on it: this line has never been welcome
+            self._came_back = anyio.Event()
         error = self.absent()
         self.reject(error)
         for model, ticket in list(self._requests.values()):

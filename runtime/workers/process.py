@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Final
 
 from staged_pool.runtime.machine.interpreter import module_command
-from staged_pool.runtime.workers.jobs import Done, Failed, Work, WorkerDied
-from staged_pool.runtime.workers.pipe import Pipe, open_pipe
+from staged_pool.runtime.workers.jobs import Failed, NotBegun, WorkerDied
+from staged_pool.runtime.workers.pipe import Message, Pipe, open_pipe
 from staged_pool.stages.errors import ConfigError
 
 _PROGRAM: Final = "staged_pool.runtime.workers.program"
@@ -19,37 +19,44 @@ _GRACE_S: Final = 2.0
 
 
 class WorkerProcess:
-    """A process that does one job at a time. One thread at a time may use it.
+    """A process that does one job at a time. One thread at a time may use it; any thread may kill or end it.
 
     It runs in a session of its own: signals of a terminal go to the server alone.
 
+    Only the end of its pipe tells that it is gone. A killed process has no exit code while one of its threads still
+    ends, though its main thread reads nothing more.
+
     Args:
         pool: Name of its pool, for errors.
+
+    Raises:
+        OSError: The operating system has no more processes, descriptors or memory.
     """
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        ours, theirs, down, up = open_pipe()
-        with theirs:
-            files = (theirs.fileno(), os.dup(up), os.dup(down))
-            try:
-                self._process = subprocess.Popen(
-                    module_command(_PROGRAM, *map(str, files)),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=files,
-                    start_new_session=True,
-                )
-            finally:
-                for memory in files[1:]:
-                    os.close(memory)
-        self._pipe = Pipe(ours, down, up)
+        ours, theirs = open_pipe()
+        self._pipe = Pipe(*ours)
+        try:
+            self._process = subprocess.Popen(
+                module_command(_PROGRAM, *map(str, theirs)),
+                stdin=subprocess.DEVNULL,
+                pass_fds=theirs,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the process; the negative number of a signal that ended it. None: it runs."""
+        """Exit code of the process; the negative number of a signal that ended it. None: it has not ended."""
         return self._process.poll()
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Message) -> None:
         """Send the work, which the process opens."""
         with suppress(OSError):  # it has ended, which `wait_until_ready` tells
             self._pipe.send(work)
@@ -61,26 +68,36 @@ class WorkerProcess:
             ConfigError: It cannot be opened.
         """
         try:
-            answer = self._pipe.receive()
+            answer = self._pipe.receive().value()
         except (OSError, EOFError) as error:
             raise ConfigError(
                 f"preprocess of {self._pool}: a worker ended its process (exit code {self._process.wait()})"
             ) from error
         if isinstance(answer, Failed):
-            raise ConfigError(answer.reason)
+            is_told = answer.kind == ConfigError.__name__
+            raise ConfigError(answer.reason if is_told else str(answer))
 
-    def call(self, job: object) -> Done | Failed:
-        """Do a job.
+    def call(self, job: Message) -> Message:
+        """Do a job. Returns the answer, `Done` or `Failed`.
 
         Raises:
-            WorkerDied: The process is gone.
+            NotBegun: The process is gone, and has not begun the job.
+            WorkerDied: The process has ended after it began the job.
         """
         try:
             self._pipe.send(job)
-            answer: Done | Failed = self._pipe.receive()
-        except (OSError, EOFError, ValueError) as error:
-            raise WorkerDied from error
-        return answer
+            return self._pipe.receive()
+        except (OSError, EOFError, ValueError) as error:  # ValueError: `end` has closed the pipe
+            raise (WorkerDied if self._pipe.is_received else NotBegun) from error
+
+    def kill(self) -> None:
+        """Kill the process at once, whatever it does. A running `call` ends."""
+        self._process.kill()
+        self._pipe.shut_down()
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self._process.terminate()
 
     def reap(self) -> None:
         """Wait for a dying process first, so that its exit code shows its own reason."""
@@ -90,12 +107,10 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Terminate the process, and kill it if it does not end in time."""
-        # The pipe is closed last: another thread may be using it.
-        self._process.terminate()
+        self.terminate()
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with suppress(OSError, ValueError):
-            self._pipe.close()
+        self._pipe.close()  # last: another thread may be using it

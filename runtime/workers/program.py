@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from staged_pool.runtime.workers.jobs import Done, Failed, Ready, Work
-from staged_pool.runtime.workers.pipe import Pipe
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.runtime.workers.pipe import Message, Pipe, pack
 
 NICE: Final = 10
 """Niceness of worker processes: the server goes first, above all its event loop. `perf plugins` measures it."""
@@ -24,27 +23,29 @@ def main(end: int, written: int, read: int) -> None:
         read: Descriptor of the shared memory that the pool writes.
     """
     os.dup2(2, 1)  # the standard output of the server is not for the code that runs here
-    pipe = Pipe(socket.socket(fileno=end), written, read)
+    os.set_inheritable(end, False)  # a process that a job starts must not keep the pipe open when this one has ended
+    pipe = Pipe(end, written, read)
+    os.register_at_fork(after_in_child=pipe.close_copy)
     try:
-        work: Work = pipe.receive()
+        work: Work = pipe.receive().value()
         try:
             do = work.open()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # code of a model folder may raise anything
-            pipe.send(Failed(str(error)))
+        except BaseException as error:  # noqa: BLE001  # code of users may raise anything
+            pipe.send(pack(Failed.by(error)))
             return
         os.nice(NICE)  # only now: a start in its place would take long beside a busy server
-        pipe.send(Ready())
+        pipe.send(pack(Ready()))
         while True:
-            job = pipe.receive()
-            try:
-                answer: Done | Failed = Done(do(job))
-            except StagedPoolError as error:
-                answer = Failed(str(error), error)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
-                answer = Failed(f"{type(error).__name__}: {error}")
-            pipe.send(answer)
+            pipe.send(_answer(do, pipe.receive()))
     except (EOFError, ConnectionError):
         return  # the pool is gone
+
+
+def _answer(do: Callable[[Any], Any], job: Message) -> Message:
+    try:
+        return pack(Done(do(job.value())))
+    except BaseException as error:  # noqa: BLE001  # as above; also what cannot be pickled
+        return pack(Failed.by(error))
 
 
 if __name__ == "__main__":

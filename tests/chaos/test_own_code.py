@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import httpx
 import numpy as np
-import psutil
 import pytest
 from PIL import Image as Pillow
 
@@ -25,6 +24,7 @@ from tests.chaos.images import WORKERS, body, rejection, settings, vectors
 from tests.models.images.drawing import encode
 from tests.models.tiny import build
 from tests.servers.on_socket import serving
+from tests.support.worker_processes import processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -73,14 +73,6 @@ def moody(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def trusting(folder: Path, **others: Any) -> EngineConfig:
     return settings(folder, trust_remote_code=True, **others)
-
-
-def processes() -> set[int]:
-    return {
-        child.pid
-        for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and "runtime.workers.program" in " ".join(child.cmdline())
-    }
 
 
 async def test_row_52_code_that_ends_its_process_or_never_ends_costs_its_own_request_and_a_thread_and_not_the_server(

@@ -22,6 +22,7 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.scheduling.entries import Priority
 from tests.runtime.images import engine_on
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.stages import batch_stages
@@ -204,11 +205,12 @@ async def test_a_leader_who_leaves_does_not_take_the_others_along(place: str) ->
 async def test_a_deadline_of_the_leader_is_not_that_of_the_others() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    async with busy_engine(model, gate) as (_, callers):
-        callers.ask("leader", "same", timeout_s=0.5)
+    async with busy_engine(model, gate) as (engine, callers):
+        callers.ask("leader", "same", timeout_s=LATER_S)
         await callers.waiting(1)
         callers.ask("follower", "same")
         await callers.waiting(2)
+        let_deadlines_pass(engine)
         await until(lambda: "leader" in callers.outcomes)
         gate.open()
     assert isinstance(callers.outcomes["leader"], DeadlineExceeded)

@@ -46,6 +46,7 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.support.cards import CARD
 from tests.support.channels import acting_channels
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.logs import captured_logs
 from tests.support.model import LetterModel, expected
@@ -168,12 +169,29 @@ async def test_work_on_the_device_for_a_caller_who_left_is_counted_as_wasted() -
 
 async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
     gate = Gate()
-    async with engine_on(LetterModel(on_forward=gate)) as engine:
+    stages: list[str] = []
+
+    async def ask(engine: Engine) -> None:
         with pytest.raises(DeadlineExceeded, match="batch") as caught:
-            await engine.embed("slow", timeout_s=0.5)  # time enough to reach the device, however busy the machine
+            await engine.embed("slow", timeout_s=LATER_S)
+        stages.append(caught.value.stage)
+
+    async with engine_on(LetterModel(on_forward=gate)) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine)
+        await gate.arrived()
+        let_deadlines_pass(engine)
+        await until(lambda: bool(stages))
         gate.open()
         assert engine.statistics().expired == {"batch": 1}
-    assert caught.value.stage == "batch"
+    assert stages == ["batch"]
+
+
+async def test_a_timeout_passes_by_itself() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_preprocess=gate, on_forward=gate)) as engine:
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
+            await engine.embed("slow", timeout_s=0.01)
+        gate.open()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
@@ -589,11 +607,13 @@ async def test_a_deadline_names_the_earliest_stage_that_has_something_of_the_req
 
         async def caller() -> None:
             with pytest.raises(DeadlineExceeded, match="preprocess stage") as caught:
-                await engine.embed(["first", *"abcdefg"], timeout_s=0.5)
+                await engine.embed(["first", *"abcdefg"], timeout_s=LATER_S)
             assert caught.value.stage == "preprocess"
 
         tasks.start_soon(caller)
-        await until(lambda: model.forwarded == [["first"]] or engine.statistics().admission.requests == 0)
+        await gate.arrived()
+        await until(lambda: model.forwarded == [["first"]])
+        let_deadlines_pass(engine)
         await until(lambda: engine.statistics().expired != {})
         assert engine.statistics().expired == {"preprocess": 1}
         gate.open()

@@ -19,6 +19,7 @@ from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, InvalidInput, Overloaded
 from tests.runtime.remote.test_fronts import at_rest, outcome
 from tests.servers.fronts import Joined, fronts_on
+from tests.support.deadlines import let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -130,12 +131,14 @@ async def test_the_deadline_holds_over_all_tries() -> None:
     models = [LetterModel(on_forward=Gate()), LetterModel(on_forward=gate)]
     first = cast(Gate, models[0].on_forward)
     async with spread(models) as (engines, fronts), anyio.create_task_group() as tasks:
-        tasks.start_soon(outcome, engines[0].embed("late", timeout_s=0.5), outcomes)
+        tasks.start_soon(outcome, engines[0].embed("late", timeout_s=60.0), outcomes)
         await first.arrived()
         fronts[0].scope.cancel()
         await gate.arrived()
+        let_deadlines_pass(engines[1])
         await until(lambda: bool(outcomes))
         assert isinstance(outcomes[0], DeadlineExceeded)
+        assert "within 60 s" not in str(outcomes[0]), "the second engine gave the request all of its time again"
         first.open()
         gate.open()
 

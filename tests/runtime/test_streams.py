@@ -18,6 +18,7 @@ from staged_pool.runtime.requests import EmbedRequest, ScoreRequest, TextInput
 from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFailed, StageFailed
 from tests.servers.engines import engine_on
 from tests.support.cards import CROSS_ENCODER, EMBEDDER
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.user_code import BAD_ENDS, BadEnd
@@ -120,9 +121,18 @@ async def test_an_error_comes_after_the_results_before_it() -> None:
 async def test_a_deadline_ends_a_stream() -> None:
     gate, taken = Gate(), Taken()
     model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
-    async with running(model) as engine:
-        with pytest.raises(DeadlineExceeded):
-            await engine.stream(lambda: asking("a", "b"), taken.write, taken.give, timeout_s=0.2)
+    expired: list[str] = []
+
+    async def ask(engine: Engine) -> None:
+        with pytest.raises(DeadlineExceeded) as late:
+            await engine.stream(lambda: asking("a", "b"), taken.write, taken.give, timeout_s=LATER_S)
+        expired.append(late.value.stage)
+
+    async with running(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine)
+        await until(lambda: taken.places == [0])
+        let_deadlines_pass(engine)
+        await until(lambda: bool(expired))
         gate.open()
     assert taken.places == [0]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-from anyio.abc import TaskGroup, UNIXSocketStream
+from anyio.abc import TaskGroup
 
 from staged_pool.runtime.caching.fingerprints import new_secret
 from staged_pool.runtime.config import EngineConfig
@@ -28,6 +28,7 @@ from staged_pool.runtime.remote.store import ArrayStore
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.ring import open_memory
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.unix_stream import UnixStream
 
 
 def terms_of(model: Model, config: EngineConfig) -> ModelTerms:
@@ -95,8 +96,8 @@ async def join(
     ours, theirs = socket.socketpair()
     up, down = (open_memory(ring_bytes), open_memory(ring_bytes)) if ring_bytes else (-1, -1)
     both = (Rings(up, down), Rings(os.dup(down), os.dup(up))) if ring_bytes else (None, None)
-    front_end = await UNIXSocketStream.from_socket(ours)
-    engine_end = await UNIXSocketStream.from_socket(theirs)
+    front_end = UnixStream(ours)
+    engine_end = UnixStream(theirs)
     front.scope = anyio.CancelScope()
 
     async def serve() -> None:

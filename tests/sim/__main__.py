@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -24,6 +25,15 @@ from tests.sim.running import Report, prepared, run_block, run_json, smallest
 from tests.sim.shrink import deviations
 from tests.sim.world import to_json
 
+OTHER_WORLDS = {
+    "lines": "fronts and an engine process",
+    "pipes": "a pipeline on two engines",
+    "plugins": "a plugin with bad hooks",
+    "web": "HTTP connections",
+    "workers": "a pool of worker processes",
+}
+"""Kinds of worlds beside those of an engine, with what they are of. Each has a folder here."""
+
 BLOCK = 100
 """Seeds that a process takes at once."""
 
@@ -43,10 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--world", type=Path, help="only the world in this file of JSON")
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
-    parser.add_argument("--web", action="store_true", help="worlds of HTTP connections, and not of an engine")
-    parser.add_argument("--lines", action="store_true", help="worlds of fronts and an engine process")
-    parser.add_argument("--plugins", action="store_true", help="worlds of a plugin with bad hooks")
-    parser.add_argument("--pipes", action="store_true", help="worlds of a pipeline on two engines")
+    for name, help_text in OTHER_WORLDS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"worlds of {help_text}, and not of an engine")
     parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
@@ -77,26 +85,12 @@ class Kind:
 
 
 def _kind(options: argparse.Namespace) -> Kind:
-    if options.lines:
-        from tests.sim.lines import plan as lines_plan
-        from tests.sim.lines import running as lines_running
-
-        return Kind(lines_plan.draw, lines_running.run_lines_json, lines_running.run_lines_block)
-    if options.plugins:
-        from tests.sim.plugins import plan as plugins_plan
-        from tests.sim.plugins import running as plugins_running
-
-        return Kind(plugins_plan.draw, plugins_running.run_plugins_json, plugins_running.run_plugins_block)
-    if options.pipes:
-        from tests.sim.pipes import plan as pipes_plan
-        from tests.sim.pipes import running as pipes_running
-
-        return Kind(pipes_plan.draw, pipes_running.run_pipes_json, pipes_running.run_pipes_block)
-    if not options.web:
-        return Kind(draw, run_json, run_block)
-    from tests.sim.web import plan, running  # the server, which takes longer to import than the engine
-
-    return Kind(plan.draw, running.run_web_json, running.run_web_block)
+    for name in OTHER_WORLDS:
+        if getattr(options, name):  # imported only then: a server takes longer to import than the engine
+            plan = importlib.import_module(f"tests.sim.{name}.plan")
+            running = importlib.import_module(f"tests.sim.{name}.running")
+            return Kind(plan.draw, getattr(running, f"run_{name}_json"), getattr(running, f"run_{name}_block"))
+    return Kind(draw, run_json, run_block)
 
 
 def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whole: bool) -> int:

@@ -34,6 +34,7 @@ from staged_pool.stages.work import Request
 from tests.runtime.images import Host, ask, at, completer, engine_on, image, waiting_to_be_fed
 from tests.support.cards import BOTH_LANES
 from tests.support.channels import acting_channels
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.tickets import NoLoad
@@ -314,11 +315,19 @@ async def test_a_caller_who_leaves_takes_its_fetches_along() -> None:
 
 async def test_a_deadline_ends_a_fetch_and_names_it() -> None:
     host = Host()
-    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine:
+    stages: list[str] = []
+
+    async def late(engine: Engine) -> None:
         with pytest.raises(DeadlineExceeded, match="fetch") as caught:
-            await ask(engine, at("slow"), timeout_s=0.5)
+            await ask(engine, at("slow"), timeout_s=LATER_S)
+        stages.append(caught.value.stage)
+
+    async with engine_on(LetterModel(BOTH_LANES), fetch=host) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(late, engine)
+        await until(lambda: host.asked == ["slow"])
+        let_deadlines_pass(engine)
         await until(lambda: host.left == ["slow"])
-    assert caught.value.stage == "fetch"
+    assert stages == ["fetch"]
 
 
 async def test_a_drain_waits_for_fetches() -> None:
@@ -508,14 +517,14 @@ async def test_the_feeder_of_a_request_that_is_settled_ends(how: str) -> None:
                             await ask(engine, "", *texts)
                     elif how == "is too late":
                         with pytest.raises(DeadlineExceeded):
-                            await ask(engine, *texts, timeout_s=0.2)
+                            await ask(engine, *texts, timeout_s=LATER_S)
                     else:
                         await ask(engine, *texts)
 
                 callers.start_soon(caller)
-                if how == "leaves":
+                if how in ("leaves", "is too late"):
                     await until(lambda: feeders() == 1 and waiting_to_be_fed(engine) == 1)
-                    scope.cancel()
+                    scope.cancel() if how == "leaves" else let_deadlines_pass(engine)
         await until(lambda: feeders() == 0)
         assert engine.statistics().admission.requests == 1
         gate.open()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import anyio
 import pytest
-from anyio.abc import UNIXSocketStream
 
 from staged_pool.stages.link import Link
+from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Frame, WireError
 
 pytestmark = pytest.mark.anyio
@@ -19,14 +19,14 @@ async def pair(take: Callable[[Frame], object]) -> tuple[Link, socket.socket]:
     """Return a link and the raw socket of its peer."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    return Link(await UNIXSocketStream.from_socket(ours), take), theirs
+    return Link(UnixStream(ours), take), theirs
 
 
 async def linked(first: Callable[[Frame], object], second: Callable[[Frame], object]) -> tuple[Link, Link]:
     ours, theirs = socket.socketpair()
     return (
-        Link(await UNIXSocketStream.from_socket(ours), first),
-        Link(await UNIXSocketStream.from_socket(theirs), second),
+        Link(UnixStream(ours), first),
+        Link(UnixStream(theirs), second),
     )
 
 

@@ -397,7 +397,7 @@ async def hold_the_loop(work: Callable[[], None]) -> None:
 @pytest.mark.parametrize("sent", [EMBED, GENERAL, EMBED + GENERAL])
 @pytest.mark.parametrize("begun", [0, 40])
 async def test_a_request_that_is_here_when_its_connections_time_is_over_is_answered(sent: bytes, begun: int) -> None:
-    async with serving(keep_alive_s=0.05, head_timeout_s=0.05) as served:
+    async with serving(keep_alive_s=0.2, head_timeout_s=0.2) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(EMBED)
             assert statuses(await read_of(client)) == [200]
@@ -406,7 +406,7 @@ async def test_a_request_that_is_here_when_its_connections_time_is_over_is_answe
                 await anyio.lowlevel.checkpoint()
 
             def be_late() -> None:
-                time.sleep(0.06)  # the time is over, and the request is here: both are seen at once
+                time.sleep(0.21)  # the time is over, and the request is here: both are seen at once
                 client.sendall(sent[begun:])
 
             await hold_the_loop(be_late)

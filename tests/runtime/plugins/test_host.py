@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count as count_from
 from typing import Any
 
 import anyio
@@ -30,6 +30,7 @@ from staged_pool.stages.errors import (
 from tests.runtime.plugins.hosting import AwaitedLetters, Elsewhere, Letters, is_idle, statistics
 from tests.servers.engines import engine_of_plugin, engine_on
 from tests.support.cards import BOTH_LANES, CARD
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -105,7 +106,8 @@ async def test_a_batch_has_inputs_of_several_requests() -> None:
 
 async def test_plain_hooks_keep_to_the_preprocess_limit() -> None:
     running: list[int] = []
-    lock, most = threading.Lock(), [0]
+    lock, most, calls = threading.Lock(), [0], count_from(0)
+    two = threading.Barrier(2)
 
     def count(hook: str) -> None:
         if hook not in ("parse", "preprocess", "postprocess"):
@@ -113,7 +115,9 @@ async def test_plain_hooks_keep_to_the_preprocess_limit() -> None:
         with lock:
             running.append(1)
             most[0] = max(most[0], len(running))
-        time.sleep(0.002)
+            is_early = next(calls) < 2
+        if is_early:
+            two.wait(30)
         with lock:
             running.pop()
 
@@ -152,13 +156,17 @@ async def test_a_request_without_model_inputs_has_an_output() -> None:
 async def test_a_caller_who_leaves_in_an_awaited_hook_is_told_once(hook: str, ends: str) -> None:
     letters = AwaitedLetters(waits_in=hook)
     async with engine_of_plugin(letters) as engine:
-        if ends == "deadline":
+
+        async def ask() -> None:
             with pytest.raises(DeadlineExceeded):
-                await engine.process({"text": "abc"}, timeout_s=0.2)
-        else:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(engine.process, {"text": "abc"})
-                await until(lambda: letters.waiting == 1)
+                await engine.process({"text": "abc"}, timeout_s=LATER_S)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: letters.waiting == 1)
+            if ends == "deadline":
+                let_deadlines_pass(engine)
+            else:
                 tasks.cancel_scope.cancel()
         await until(lambda: is_idle(engine) and letters.contexts[0].state is None)
         assert letters.left == [hook]

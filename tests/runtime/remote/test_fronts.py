@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Awaitable
 from functools import partial
 from itertools import chain
@@ -26,8 +27,10 @@ from staged_pool.stages.errors import (
     Overloaded,
     StagedPoolError,
 )
+from staged_pool.stages.unix_stream import UnixStream
 from tests.servers.fronts import Joined, device_engine_on, fronts_on, join
 from tests.support.cards import BOTH_LANES
+from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
 from tests.support.waiting import until
@@ -151,9 +154,13 @@ async def test_a_deadline_names_the_stage() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engines[0].embed, "first")
             await gate.arrived()
-            with pytest.raises(DeadlineExceeded) as late:
-                await engines[0].embed("second", timeout_s=0.05)
-            assert late.value.stage == "batch"
+            outcomes: list[Any] = []
+            tasks.start_soon(outcome, engines[0].embed("second", timeout_s=LATER_S), outcomes)
+            await until(lambda: device.stages.batch["text"].waiting == 1)
+            let_deadlines_pass(engines[0])
+            await until(lambda: bool(outcomes))
+            assert isinstance(outcomes[0], DeadlineExceeded)
+            assert outcomes[0].stage == "batch"
             gate.open()
         await until(lambda: at_rest(joined[0], engines[0], device))
 
@@ -255,6 +262,29 @@ async def test_a_request_waits_for_an_engine_process_that_comes_back_in_time() -
         async with device_engine_on(LetterModel(), config, new_desk) as new_device:
             new_desk.add(new_device, desk._terms[0])
             assert not outcomes
+            await join(tasks, new_desk, front)
+            await until(lambda: bool(outcomes))
+            assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))
+            front.scope.cancel()
+            await until(lambda: len(front.ends) == 2)
+
+
+async def test_a_request_also_waits_past_an_engine_process_that_dies_before_it_serves() -> None:
+    config, outcomes = EngineConfig(), list[Any]()
+    async with (
+        anyio.create_task_group() as tasks,
+        fronts_on(LetterModel(), config, patience_s=math.inf) as ((engine,), _, desk, (front,)),
+    ):
+        front.scope.cancel()
+        await until(lambda: len(front.ends) == 1)
+        tasks.start_soon(outcome, engine.embed("meanwhile"), outcomes)
+        await anyio.wait_all_tasks_blocked()
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        await front.line.run(UnixStream(ours), None)
+        new_desk = FrontDesk()
+        async with device_engine_on(LetterModel(), config, new_desk) as new_device:
+            new_desk.add(new_device, desk._terms[0])
             await join(tasks, new_desk, front)
             await until(lambda: bool(outcomes))
             assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))

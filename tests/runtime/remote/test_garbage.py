@@ -15,7 +15,6 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
-from anyio.abc import UNIXSocketStream
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.front_desk import FrontDesk
@@ -33,6 +32,7 @@ from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.ring import open_memory
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Bytes, frame
 from tests.servers.fronts import device_engine_on, terms_of
 from tests.support.logs import captured_logs
@@ -79,7 +79,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
     """Send bytes to the engine process as a front, and close. Returns the reason of the end that it sees."""
     ours, theirs = socket.socketpair()
     memory = [open_memory(1 << 16), open_memory(1 << 16)] if rings else []
-    engine_end, front_end = await UNIXSocketStream.from_socket(theirs), await UNIXSocketStream.from_socket(ours)
+    engine_end, front_end = UnixStream(theirs), UnixStream(ours)
     reasons: list[str] = []
 
     async def serve() -> None:
@@ -90,7 +90,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
         with anyio.move_on_after(30):
             with contextlib.suppress(*ENDED):
                 await front_end.send(sent)
-                await front_end.send_eof()
+                front_end.send_eof()
             await until(lambda: bool(reasons))
     return reasons[0]
 
@@ -229,7 +229,7 @@ async def hear(sent: bytes, use: Callable[[FrontLine, list[str]], Any] | None = 
         use: Called with the line once it is up. None: the bytes begin the line.
     """
     ours, theirs = socket.socketpair()
-    engine_end, front_end = await UNIXSocketStream.from_socket(theirs), await UNIXSocketStream.from_socket(ours)
+    engine_end, front_end = UnixStream(theirs), UnixStream(ours)
     line, reasons = FrontLine(StageOptions().clock), list[str]()
 
     async def run() -> None:
@@ -245,7 +245,7 @@ async def hear(sent: bytes, use: Callable[[FrontLine, list[str]], Any] | None = 
                 await line.welcomed.wait()
             await use(line, reasons)(engine_end, sent)
         with contextlib.suppress(*ENDED):
-            await engine_end.send_eof()
+            engine_end.send_eof()
         await until(lambda: bool(reasons))
     assert line.fault
     return reasons
@@ -315,7 +315,7 @@ def asking(outcomes: list[object], line: FrontLine, reasons: list[str], *, patie
         patience_s: Longest wait for the text to be sent, after the first message of the engine process.
     """
 
-    async def use(peer: UNIXSocketStream, sent: bytes) -> None:
+    async def use(peer: UnixStream, sent: bytes) -> None:
         model = LetterModel()
         async with run_front_engine(EngineConfig(), model, line) as engine:
 
@@ -333,7 +333,7 @@ def asking(outcomes: list[object], line: FrontLine, reasons: list[str], *, patie
                     with anyio.move_on_after(patience_s):  # with other bytes it may never be sent
                         await until(lambda: bool(line.models[0].lane("text").waiting))
                     await peer.send(sent[len(TO_FRONT[0]) :])
-                    await peer.send_eof()
+                    peer.send_eof()
                 await until(lambda: bool(outcomes))
             stage = line.models[0].lane("text")
             await until(lambda: stage.waiting == stage.pending_tokens == stage.credit.waiting == 0)
@@ -347,8 +347,8 @@ async def test_an_engine_process_with_other_models_is_told_by_its_own_error() ->
     line.terms = [TERMS]
     other = ModelTerms(card=replace(TERMS.card, width=5), preparation=None, fed_limits={}, secret=b"")
     ours, theirs = socket.socketpair()
-    async with await UNIXSocketStream.from_socket(theirs) as engine_end:
+    async with UnixStream(theirs) as engine_end:
         await engine_end.send(data(Welcome(VERSION, [other])))
         with pytest.raises(ModelsChanged, match="other models than before"):
-            await line.run(await UNIXSocketStream.from_socket(ours), None)
+            await line.run(UnixStream(ours), None)
     assert line.fault

@@ -1,0 +1,1 @@
+"""Worlds of a pool of worker processes, in virtual time."""
