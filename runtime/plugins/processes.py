@@ -133,5 +133,4 @@ class HookWork:
 def _run(hooks: Mapping[HookName, Hook], name: HookName, value: object, request_id: str, state: Any) -> tuple[Any, Any]:
     context = PluginContext(request_id)
     context.state, context.hook = state, name
-    with user_code():
-        return hooks[name](value, context), context.state
+    return hooks[name](value, context), context.state
