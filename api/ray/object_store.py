@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -24,7 +24,15 @@ from staged_pool.stages.wire import Bytes, WireError
 GET_S: Final = 60.0
 """Longest wait for a block, in seconds. One of another machine may come slowly."""
 
-_names: Final = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
+REFERENCE_BYTES: Final = 28
+"""Length of the binary of a reference."""
+MOST_OWNER_BYTES: Final = 1024
+"""Longest address of the owner of a block, and longest state of the block. Both have about a hundred."""
+
+_Reference: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=REFERENCE_BYTES, max_length=REFERENCE_BYTES)]
+_Owner: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=MOST_OWNER_BYTES)]
+
+_names: Final = msgspec.msgpack.Decoder(tuple[_Reference, _Owner, _Owner])
 
 
 @dataclass(slots=True)
@@ -69,8 +77,11 @@ class ObjectStore:
             binary, owner, status = _names.decode(name)
         except msgspec.MsgspecError as error:
             raise WireError(f"the peer refers to an object that cannot be read: {error}") from error
-        reference = ray.ObjectRef(binary, owner)
-        global_worker.core_worker.deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+        try:
+            reference = ray.ObjectRef(binary, owner)
+            global_worker.core_worker.deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+        except (ValueError, TypeError, ray.exceptions.RayError) as error:
+            raise WireError(f"the peer refers to an object that Ray does not take: {error}") from error
         try:
             with anyio.fail_after(GET_S):
                 data = await reference
@@ -78,7 +89,7 @@ class ObjectStore:
             raise ArraysLost(f"they have not come within {GET_S:g} s") from None
         except ray.exceptions.RayError as error:
             raise ArraysLost(f"{type(error).__name__} for an object of Ray's store") from None
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise WireError("the peer refers to an object that is no block of arrays")
         self._received.blocks += 1
         self._received.bytes += len(data)
