@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-
 import msgspec
 import pytest
 
@@ -17,7 +16,8 @@ from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, PackedPayload, pack_payload, unpack_payload
 from staged_pool.runtime.remote.limits import PayloadLimits, RowLimits
-from staged_pool.runtime.requests import DENSE_ONLY, Image, Output, TextInput
+from staged_pool.runtime.requests import DENSE_ONLY, Image, TextInput
+from staged_pool.runtime.tasks.embed import _OF_CHUNKS
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.wire import Bytes
@@ -36,14 +36,14 @@ def inputs(model: Encoder) -> Iterator[ModelInput]:
     """Inputs of all lanes and outputs, in chunks as well."""
     card = model.card
     yield from inputs_of(card)
-    each = [frozenset(card.outputs), *map(lambda output: frozenset({output}), card.outputs)]
+    each = [frozenset(card.outputs), *(frozenset({output}) for output in card.outputs)]
     for outputs in each:
         if "text" in card.lanes:
             for role in ("query", "document", None):
                 yield ModelInput(TextInput("A few words."), outputs, "a prompt: ", role, with_spans=True)
         if "image" in card.lanes:
             yield from (ModelInput(Image(file), outputs) for file in FILES)
-    if Output.DENSE in card.outputs and "text" in card.lanes:
+    if _OF_CHUNKS.issuperset(card.pooling.split("+")):
         for text in ("One chunk. Two chunks. Three.", LONG):
             yield ModelInput(TextInput(text), DENSE_ONLY, chunk_ends=(10, 20, len(text)), may_split=text == LONG)
 
@@ -76,6 +76,12 @@ def arrived(payload: Payload, limits: PayloadLimits) -> Payload:
     return unpack_payload(packed, Block(b"".join(parts)), limits)
 
 
+@pytest.fixture(scope="session")
+def bert(load_tiny: LoadTiny) -> Encoder:
+    """A model that is loaded before any event loop runs."""
+    return load_tiny("bert-mean")
+
+
 WRONG = {
     "chunks that sum to more": {"chunks": (3, 2**24)},
     "chunks that sum to less": {"chunks": (1, 1)},
@@ -90,11 +96,9 @@ WRONG = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", WRONG)
-async def test_wrong_lengths_of_a_front_end_its_line_before_a_kernel_reads_them(
-    field: str, load_tiny: LoadTiny
-) -> None:
+async def test_wrong_lengths_of_a_front_end_its_line_before_a_kernel_reads_them(field: str, bert: Encoder) -> None:
     """In the past, a chunk of more tokens than there are ended the engine process by a signal."""
-    config, model, desk = EngineConfig(), load_tiny("bert-mean"), FrontDesk()
+    config, model, desk = EngineConfig(), bert, FrontDesk()
     sequence = replace(TokenSequence([1, 2, 3, 4, 5, 6], DENSE_ONLY), **WRONG[field])  # type: ignore[arg-type]
     async with device_engine_on(model, config, desk) as device:
         desk.add(device, replace_preparation(model, config))
