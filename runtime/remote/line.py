@@ -144,12 +144,12 @@ class FrontLine:
         """Fail all requests: nothing comes from the engine process any more."""
         self._ended_at = self._clock()
         self._port = None
-        self._came_back = anyio.Event()
+        if self._came_back.is_set():  # otherwise requests still wait for it
+            self._came_back = anyio.Event()
         error = self.absent()
         self.reject(error)
-        for model, ticket in list(self._requests.values()):
+        for _, ticket in list(self._requests.values()):
             ticket.fail(error)
-            model.forget(ticket)
         for model in self.models:
             model.end()
 

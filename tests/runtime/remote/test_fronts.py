@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Awaitable
 from functools import partial
 from itertools import chain
@@ -11,11 +12,13 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from anyio.abc import UNIXSocketStream
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.front_desk import FrontDesk
+from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.port import IN_FRAME_BYTES, RING_BYTES, Port
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import (
@@ -26,7 +29,8 @@ from staged_pool.stages.errors import (
     Overloaded,
     StagedPoolError,
 )
-from tests.servers.fronts import Joined, device_engine_on, fronts_on, join
+from tests.runtime.remote.test_garbage import HELLO, admit, data, say
+from tests.servers.fronts import Joined, device_engine_on, fronts_on, join, terms_of
 from tests.support.cards import BOTH_LANES
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -260,6 +264,41 @@ async def test_a_request_waits_for_an_engine_process_that_comes_back_in_time() -
             assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))
             front.scope.cancel()
             await until(lambda: len(front.ends) == 2)
+
+
+async def test_a_line_that_ends_before_its_welcome_loses_no_request_that_waits_for_the_engine_process() -> None:
+    model, config, outcomes = LetterModel(), EngineConfig(), list[Any]()
+    async with (
+        anyio.create_task_group() as tasks,
+        fronts_on(model, config, patience_s=math.inf) as ((engine,), _, desk, (front,)),
+    ):
+        front.scope.cancel()
+        await until(lambda: len(front.ends) == 1)
+        tasks.start_soon(outcome, engine.embed("meanwhile"), outcomes)
+        await anyio.wait_all_tasks_blocked()
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        await front.line.run(await UNIXSocketStream.from_socket(ours), None)
+        new_desk = FrontDesk()
+        async with device_engine_on(LetterModel(), config, new_desk) as new_device:
+            new_desk.add(new_device, desk._terms[0])
+            await join(tasks, new_desk, front)
+            await until(lambda: bool(outcomes))
+            assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))
+            front.scope.cancel()
+            await until(lambda: len(front.ends) == 2)
+
+
+async def test_a_request_let_in_as_its_front_leaves_gives_its_place_back() -> None:
+    """Both messages come at once, and there is room: it is let in before it notices that it has left."""
+    config, desk = EngineConfig(max_requests=1), FrontDesk()
+    model = LetterModel()
+    async with device_engine_on(model, config, desk) as device:
+        desk.add(device, terms_of(model, config))
+        leave = data(messages.Leave(1, answered=False, elsewhere_s=0.0, rejected=False))
+        assert "closed it" in await say(desk, HELLO + admit(waits=True) + leave)
+        assert device.statistics().admission.admitted == 1
+        assert device.statistics().admission.requests == 0
 
 
 @pytest.mark.parametrize("ring_bytes", [RING_BYTES, 2 * IN_FRAME_BYTES, 0], ids=["ring", "full", "none"])
