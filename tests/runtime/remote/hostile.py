@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -187,3 +188,20 @@ def _with(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+
+
+def plain_frame(message: Message | Welcome, raw: bytes = b"") -> bytes:
+    """Return the bytes of a message and its arrays."""
+    return b"".join(map(bytes, frame(*messages.encoded(message), raw)))
+
+
+def corrupted_once(rng: random.Random, message: Message | Welcome, raw: bytes) -> bytes:
+    """Return a frame with one wrong value, or one wrong byte."""
+    plain, right = _plain(message), plain_frame(message, raw)
+    places = [*_places(plain)]
+    if not places or rng.random() < 0.3:
+        wrong = bytearray(right)
+        wrong[rng.randrange(len(wrong))] = rng.randrange(256)
+        return bytes(wrong)
+    head = msgspec.msgpack.encode(_with(plain, rng.choice(places), rng.choice(HOSTILE)))
+    return b"".join(map(bytes, frame(kind_of(message), head, raw)))
