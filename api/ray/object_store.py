@@ -17,6 +17,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray._private.worker import global_worker  # its public API has no reference without a pin; the version is pinned
+from ray.core.generated.common_pb2 import Address
 
 from staged_pool.runtime.remote.store import ArraysLost, joined
 from staged_pool.stages.wire import Bytes, WireError
@@ -24,12 +25,12 @@ from staged_pool.stages.wire import Bytes, WireError
 GET_S: Final = 60.0
 """Longest wait for a block, in seconds. One of another machine may come slowly."""
 
-REFERENCE_BYTES: Final = 28
-"""Length of the binary of a reference."""
+ID_BYTES: Final = 28
+"""Length of the binary of a reference, and of the ids of its owner."""
 MOST_OWNER_BYTES: Final = 1024
 """Longest address of the owner of a block, and longest state of the block. Both have about a hundred."""
 
-_Reference: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=REFERENCE_BYTES, max_length=REFERENCE_BYTES)]
+_Reference: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 _Owner: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=MOST_OWNER_BYTES)]
 
 _names: Final = msgspec.msgpack.Decoder(tuple[_Reference, _Owner, _Owner])
@@ -77,6 +78,7 @@ class ObjectStore:
             binary, owner, status = _names.decode(name)
         except msgspec.MsgspecError as error:
             raise WireError(f"the peer refers to an object that cannot be read: {error}") from error
+        _check_owner(owner)
         try:
             reference = ray.ObjectRef(binary, owner)
             global_worker.core_worker.deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
@@ -104,6 +106,20 @@ class ObjectStore:
         """See `ArrayStore.close`."""
         self._is_closed = True
         self._held.clear()
+
+
+def _check_owner(packed: bytes) -> None:
+    """Check the address of a block's owner: Ray aborts the process of whoever names one that it cannot read.
+
+    Raises:
+        WireError: It cannot be read, or its ids have another length.
+    """
+    try:
+        owner = Address.FromString(packed)
+    except Exception as error:  # that of protobuf, which comes with Ray
+        raise WireError(f"the peer refers to an object whose owner cannot be read: {error}") from error
+    if {len(owner.worker_id), len(owner.node_id)} != {ID_BYTES}:
+        raise WireError("the peer refers to an object whose owner cannot be read: it has no ids")
 
 
 def _put(parts: Sequence[Bytes]) -> tuple[bytes, Any]:

@@ -33,7 +33,9 @@ MOST_DIMENSIONS: Final = 4
 
 Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A count. Larger ones are not exact as a float."""
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=10**9)]
+FAR_S: Final = 1e9
+"""Longest duration, in seconds. A deadline behind it is none."""
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=FAR_S)]
 """A duration; neither NaN nor infinite."""
 Shape: TypeAlias = Annotated[list[Amount], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 OutputBits: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << len(_OUTPUTS))]

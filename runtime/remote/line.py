@@ -13,7 +13,7 @@ from staged_pool.runtime.admission.accounting import Arriving
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.payloads import Payload, Row, Values
 from staged_pool.runtime.remote import messages
-from staged_pool.runtime.remote.arrays import Block, unpack_row
+from staged_pool.runtime.remote.arrays import FAR_S, Block, unpack_row
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.runtime.remote.packed_errors import unpack_error
@@ -43,9 +43,6 @@ Clients that ask again at once would otherwise take the cores that it needs to s
 
 FIRST_LOAD_S: Final = 10.0
 """Seconds that the engine process takes to load, before the first time is known."""
-
-FAR_S: Final = 10.0**9
-"""A deadline behind this many seconds is none."""
 
 log = get_logger("staged_pool.remote")
 
@@ -121,9 +118,7 @@ class FrontLine:
         port.take(
             {
                 messages.Admitted: lambda message, _: self._answer(message.request, None),
-                messages.Refused: lambda message, _: self._answer(
-                    message.request, unpack_error(message.error)
-                ),
+                messages.Refused: lambda message, _: self._answer(message.request, unpack_error(message.error)),
                 messages.Credit: lambda message, _: (
                     self._model(message).lane(message.lane).credit.give_back(message.count)
                 ),

@@ -30,6 +30,9 @@ MOST_HEAD_BYTES: Final = 8 << 20
 A decoder makes some tens of times as many bytes of it.
 """
 
+ROUNDING: Final = 1e-6
+"""Sums of differences may be below 0 by less than this."""
+
 MOST_PARTS: Final = 1024
 """Most parts that preprocess cuts an input into."""
 
@@ -267,7 +270,7 @@ def _check_amounts(name: str, value: object) -> None:
         WireError: It has one.
     """
     if isinstance(value, int | float):
-        require(0 <= value < 1e18, name, f"is {value}")
+        require(-ROUNDING < value < 1e18, name, f"is {value}")
     elif is_dataclass(value):
         for field in fields(value):
             _check_amounts(f"{name}.{field.name}", getattr(value, field.name))

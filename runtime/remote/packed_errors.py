@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_type_hints
 
-from staged_pool.runtime.remote.arrays import Amount, Packed, Seconds
+from staged_pool.runtime.remote.arrays import FAR_S, Amount, Packed, Seconds
 from staged_pool.runtime.remote.limits import require
 from staged_pool.stages import errors
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
@@ -44,7 +44,12 @@ def pack_error(error: StagedPoolError) -> PackedError:
     name = next(base.__name__ for base in type(error).__mro__ if _ERRORS.get(base.__name__) is base)
     # Of an invalid input it is the message before its fields got the names of the engine.
     message = error._template if isinstance(error, InvalidInput) else str(error)
-    return PackedError(name, message, {field: getattr(error, field) for field in _ERROR_FIELDS[name]})
+    return PackedError(name, message, {field: _packed(getattr(error, field)) for field in _ERROR_FIELDS[name]})
+
+
+def _packed(value: Any) -> Any:
+    """Return an argument of an error. A duration that was estimated is brought within those that a peer takes."""
+    return min(max(value, 0.0), FAR_S) if isinstance(value, float) else value
 
 
 def unpack_error(packed: PackedError) -> StagedPoolError:

@@ -117,5 +117,3 @@ async def test_wrong_lengths_of_a_front_end_its_line_before_a_kernel_reads_them(
 
 def replace_preparation(model: Encoder, config: EngineConfig) -> messages.ModelTerms:
     return msgspec.structs.replace(terms_of(model, config), preparation=model.preparation)
-
-

@@ -87,10 +87,11 @@ def test_a_wrong_name_ends_the_line(loop: asyncio.AbstractEventLoop, name: bytes
         loop.run_until_complete(ObjectStore().get(name))
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 1], ids=["reference", "owner"])
 def test_a_name_of_no_object_loses_its_arrays_or_ends_the_line(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
+    """Ray aborts the process of whoever asks for an owner that it cannot read."""
     monkeypatch.setattr(object_store, "GET_S", 2.0)
 
     async def move() -> None:

@@ -42,9 +42,7 @@ LOAD = EngineLoad(
     requests=1, running=1, requests_per_second=1.0, fullness=0.5, lanes={"text": LaneLoad(drain_s=0.1, utilization=0.5)}
 )
 PIXELS = PackedPixels("|u1", [2], (1, 1), 1, 1.0)
-ARRAYS: Final = b"".join(
-    np.pad(np.array(numbers, "<i4"), (0, len(numbers) % 2)).tobytes() for numbers in ([97, 98], [97, 98], [0, 1], [1, 1])
-) + bytes(16)  # fmt: skip
+ARRAYS: Final = np.array([97, 98, 97, 98, 0, 1, 1, 1], "<i4").tobytes() + bytes(16)
 """Arrays of the items: ids, ids, kept places and chunks, and pixels."""
 
 _ROW_PARTS: list[Bytes] = []
@@ -186,8 +184,6 @@ def _with(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     copy = dict(value) if isinstance(value, Mapping) else list(value)
     copy[place[0]] = _with(copy[place[0]], place[1:], new)
     return copy
-
-
 
 
 def plain_frame(message: Message | Welcome, raw: bytes = b"") -> bytes:

@@ -47,7 +47,7 @@ from tests.runtime.remote.test_garbage import say
 from tests.servers.fronts import device_engine_on, terms_of
 from tests.support.cards import BOTH_LANES
 from tests.support.logs import captured_logs
-from tests.support.model import LetterModel, expected
+from tests.support.model import LetterModel
 from tests.support.stores import two_ends
 from tests.support.waiting import until
 
@@ -134,7 +134,9 @@ def shaken(sent: bytes, *, seeds: int) -> Iterator[bytes]:
         rng, wrong = random.Random(seed), bytearray(sent)
         for _ in range(rng.randint(1, 3)):
             if len(wrong) > BYTES_OF_HEADER:
-                wrong[rng.randrange(BYTES_OF_HEADER, len(wrong))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+                wrong[rng.randrange(BYTES_OF_HEADER, len(wrong))] = rng.choice(
+                    [0, 1, 127, 128, 255, rng.randrange(256)]
+                )
         yield bytes(wrong)
 
 
@@ -158,7 +160,9 @@ def at_rest(device: DeviceEngine) -> bool:
 def every(anyio_backend: Any, cases: Sequence[Any]) -> Sequence[Any]:
     """Return the cases of one event loop."""
     name, options = anyio_backend
-    return cases[[("asyncio", False), ("asyncio", True), ("trio", False)].index((name, "loop_factory" in options)) :: STEP]
+    return cases[
+        [("asyncio", False), ("asyncio", True), ("trio", False)].index((name, "loop_factory" in options)) :: STEP
+    ]
 
 
 async def test_no_front_ends_the_engine_process_or_leaves_something_in_its_accounts(anyio_backend: Any) -> None:

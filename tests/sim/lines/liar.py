@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -20,8 +20,6 @@ from tests.runtime.remote.hostile import corrupted_once, plain_frame
 from tests.sim.lines.plan import TICK_S, LiarPlan
 from tests.sim.lines.wire import SimStream
 
-REQUESTS = 4
-"""It speaks of requests below this number."""
 LETTERS = b"lie"
 
 
@@ -58,35 +56,46 @@ class Liar:
             pass
 
     def _frames(self) -> Iterator[bytes]:
+        """Yield what is sent at once."""
+        rng, plan = self._rng, self._plan
         yield plain_frame(messages.Hello(VERSION))
-        for _ in range(self._plan.messages):
-            message, raw = self._message()
-            wrong = self._rng.random() < self._plan.lies
-            yield corrupted_once(self._rng, message, raw) if wrong else plain_frame(message, raw)
+        for request in range(plan.requests):
+            said = self._request(request)
+            if rng.random() < 0.2:
+                rng.shuffle(said)
+            frames = [
+                corrupted_once(rng, *each) if rng.random() < plan.lies else plain_frame(*each)
+                for each in said
+                for _ in range(1 + (rng.random() < 0.05))
+            ]
+            if len(said) == 2:  # it goes as it comes, and says so again, so that one read has both
+                frames += frames[-1:] * 10
+            while frames:
+                count = len(frames) if len(said) == 2 else rng.randint(1, len(frames))
+                yield b"".join(frames[:count])
+                del frames[:count]
 
-    def _message(self) -> tuple[Message, bytes]:
-        """Return a right message, or at least one of the right form, and its arrays."""
-        rng, request = self._rng, self._rng.randrange(REQUESTS)
-        make: Callable[[], Message | tuple[Message, bytes]] = rng.choice([
-            lambda: messages.Admit(
-                request, 0, 10, rng.choice([None, 0.005]), Priority.BULK, None, None, rng.random() < 0.5
-            ),
-            lambda: messages.Admit(request, 0, 10, None, Priority.INTERACTIVE, "a", None, waits=False),
-            lambda: messages.Count(request, {rng.choice(["text", "image"]): rng.randint(1, 3)}),
-            lambda: messages.Leave(request, rng.random() < 0.5, 0.0, rejected=False),
-            lambda: messages.Free([0]),
-            lambda: messages.Clear(0, rng.random() < 0.5),
-            lambda: self._items(request),
-            lambda: self._items(request),
-            lambda: self._items(request),
-        ])  # fmt: skip
-        made = make()
-        return made if isinstance(made, tuple) else (made, b"")
+    def _request(self, request: int) -> list[tuple[Message, bytes]]:
+        """Return the messages of a request, in order."""
+        rng = self._rng
+        priority, waits = rng.choice([*Priority]), rng.random() < 0.5
+        said: list[tuple[Message, bytes]] = [
+            (messages.Admit(request, 0, 10, rng.choice([None, 0.005]), priority, "a", None, waits), b"")
+        ]
+        if rng.random() < 0.6:
+            said.append((messages.Count(request, {"text": 2, "image": 1}), b""))
+            said += [self._items(request) for _ in range(rng.randint(0, 4))]
+        if rng.random() < 0.7:
+            said.append((messages.Leave(request, rng.random() < 0.5, 0.0, rejected=False), b""))
+        if rng.random() < 0.1:
+            said.append((rng.choice([messages.Free([0]), messages.Clear(0, results=True)]), b""))
+        return said
 
     def _items(self, request: int) -> tuple[Message, bytes]:
         rng, outputs, count = self._rng, pack_outputs(DENSE_ONLY), len(LETTERS)
         ids = b"".join(letter.to_bytes(4, "little") for letter in LETTERS) + bytes(4)
-        numbers = (rng.choice([-1, 1, 2, 10**6]) % 2**32).to_bytes(4, "little") * 2
+        ids = ids if rng.random() < 0.8 else rng.choice([b"\xff", b"\x7f"]) * 4 + ids[4:]
+        numbers = b"".join((rng.choice([-1, 0, 1, 2, 10**6]) % 2**32).to_bytes(4, "little") for _ in range(2))
         payload: Any = rng.choice([
             PackedIds(outputs, count),
             PackedSequence(outputs, count, None, 0, 0, rng.choice([None, 2]), [], False, rng.choice([None, 2]), None),

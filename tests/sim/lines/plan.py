@@ -46,10 +46,10 @@ class LiarPlan:
     """A front that lies; see `liar.py`."""
 
     at: float = 0.0
-    messages: int = 1
-    """Number of messages behind its greeting."""
+    requests: int = 1
+    """Requests that it speaks of."""
     lies: float = 0.5
-    """Part of them that is corrupted."""
+    """Part of its messages that is corrupted."""
     stays_s: float = 0.0
     seed: int = 0
 
@@ -139,7 +139,7 @@ def draw(seed: int) -> LineWorld:
         world.liars = [
             LiarPlan(
                 at=rng.randint(0, 20) * TICK_S,
-                messages=rng.randint(1, 12),
+                requests=rng.randint(1, 4),
                 lies=some([0.0, 0.1, 0.5]),
                 stays_s=rng.randint(0, 20) * TICK_S,
                 seed=rng.randrange(1 << 30),
