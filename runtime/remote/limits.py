@@ -159,8 +159,10 @@ class PayloadLimits:
         Raises:
             WireError: One is not.
         """
-        wrong = (ids < 0) | (ids >= self.token_ids)
-        if self.layout is not None and wrong.any():
+        if ids.view(np.uint32).max() < self.token_ids:  # an id below 0 is one of the largest
+            return
+        wrong = ids.view(np.uint32) >= self.token_ids
+        if self.layout is not None:
             wrong &= (ids != self.layout.image_token) & (ids != self.layout.video_token)
         require(not wrong.any(), "ids", "has an id that is not in the vocabulary")
 

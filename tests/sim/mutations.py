@@ -773,17 +773,6 @@ def feeders_of_settled_requests_go_on() -> Plan:
 
 
 @mutation
-def lists_of_settled_requests_stay_in_front_of_their_lane() -> Plan:
-    original = FairQueue.drop
-
-    def drop(self: FairQueue[Any], entries: Iterable[Any]) -> None:
-        if not (isinstance(self._name, tuple) and self._name[0] == "feeding"):
-            original(self, entries)
-
-    return [(FairQueue, "drop", drop)]
-
-
-@mutation
 def feeder_that_crashes_not_in_custody() -> Plan:
     return [(parse_module, "custody", _custody_of_nobody)]
 
