@@ -267,7 +267,7 @@ class _Front:
             ticket.timeline.trace = Trace.unpacked(message.trace, on_batch, self._engine(number).model.card.name)
         for lane in message.inputs:
             self._inbox(number, lane)  # it exists
-        ticket.expect(message.inputs)
+        ticket.count_inputs(message.inputs)
         try:
             self._engine(number).admission.count_items(ticket.reservation, message.inputs)
         except StagedPoolError as error:
@@ -291,7 +291,7 @@ class _Front:
             require(not part or engine.model.card.splits_long_inputs, "keys", "has parts of an input that is not cut")
             if (ticket := self._open_ticket(request)) is not None:
                 require(self._tickets[request][0] == message.model, "keys", "has a request of another model")
-                ticket.take(message.lane, index, part)
+                ticket.take_item(message.lane, index, part)
                 key = limits.batch_key(payload)
                 items.append(Item(ticket, index, payload, now, payload.tokens, key, part, identity))
         count_tokens(items, message.lane)

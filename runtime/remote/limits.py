@@ -201,7 +201,8 @@ class PayloadLimits:
         if self.layout is not None and self.pixels is not None:
             for pixels in sequence.images:
                 self.pixels.check(pixels)
-            places = sum(map(sequence.ids.count, {self.layout.image_token, self.layout.video_token}))
+            media = {self.layout.image_token, self.layout.video_token}
+            places = sum(sequence.ids.count(token) for token in media if token is not None)
             wanted = sum(self.layout.tokens_of(pixels.patches) for pixels in sequence.images)
             require(places == wanted, "images", "does not have the tokens of its images")
 

@@ -68,7 +68,7 @@ class FrontTicket(Ticket):
         self._taken: set[tuple[int, int]] = set()
         """Indices and parts of the items that have come."""
 
-    def expect(self, inputs: Mapping[Lane, int]) -> None:
+    def count_inputs(self, inputs: Mapping[Lane, int]) -> None:
         """Note the inputs of the request, by lane.
 
         Raises:
@@ -77,7 +77,7 @@ class FrontTicket(Ticket):
         require(self._expected is None, "inputs", "are counted twice")
         self._expected, self._inputs = dict(inputs), sum(inputs.values())
 
-    def take(self, lane: Lane, index: int, part: int) -> None:
+    def take_item(self, lane: Lane, index: int, part: int) -> None:
         """Note an item: each may come once.
 
         Args:

@@ -16,7 +16,7 @@ from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, PackedPayload, pack_payload, unpack_payload
 from staged_pool.runtime.remote.limits import PayloadLimits, RowLimits
-from staged_pool.runtime.requests import DENSE_ONLY, Image, TextInput
+from staged_pool.runtime.requests import DENSE_ONLY, Chat, Image, TextInput, Video
 from staged_pool.runtime.tasks.embed import _OF_CHUNKS
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.scheduling.entries import Priority
@@ -43,6 +43,11 @@ def inputs(model: Encoder) -> Iterator[ModelInput]:
                 yield ModelInput(TextInput("A few words."), outputs, "a prompt: ", role, with_spans=True)
         if "image" in card.lanes:
             yield from (ModelInput(Image(file), outputs) for file in FILES)
+        if card.reads_videos:
+            for frames in ([FILES[0]], [FILES[0], FILES[1]] * 3, [FILES[2]] * 9):
+                yield ModelInput(Video.of_frames(frames), outputs)
+                said = ({"role": "user", "content": ("first", Image(FILES[0]), Video.of_frames(frames, fps=0.5))},)
+                yield ModelInput(TextInput(Chat(said), add_special_tokens=False), outputs)
     if _OF_CHUNKS.issuperset(card.pooling.split("+")):
         for text in ("One chunk. Two chunks. Three.", LONG):
             yield ModelInput(TextInput(text), DENSE_ONLY, chunk_ends=(10, 20, len(text)), may_split=text == LONG)
