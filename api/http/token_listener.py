@@ -1,7 +1,7 @@
 """Listener for peers that know a token. Until it has said it, a connection is a stranger: one of few, and not for long.
 
-A peer says the token first, so it is known as soon as its first bytes are here. Whoever connects without it can only
-take the place of another stranger.
+A peer says the token first, so it is known as soon as its first bytes are here. A connection without it can only take
+the place of another stranger.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TokenListener:
         self._token = token
         self._take = take
         self._strangers: dict[socket.socket, anyio.CancelScope] = {}
-        """Connections that have not said the token, oldest first, each with the scope of its task."""
+        """Scopes of the tasks of strangers by their connections, oldest first."""
         self._one_ended: Wakeup | None = None
         """Wakes the loop, which waits for the end of a stranger."""
 

@@ -109,7 +109,7 @@ class ObjectStore:
 
 
 def _check_owner(packed: bytes) -> None:
-    """Check the address of a block's owner: Ray aborts the process of whoever names one that it cannot read.
+    """Check the address of a block's owner: Ray aborts a process that names one which it cannot read.
 
     Raises:
         WireError: It cannot be read, or its ids have another length.

@@ -1,7 +1,8 @@
-"""Limits of payloads and rows of another process, checked before a loop, an allocation or a kernel takes their numbers.
+"""Limits of the numbers in payloads and rows of another process.
 
-Payloads are compared with what the preprocess stage of the model can make, and rows with what its forward can give.
-Kernels do not compare: they would read what lies behind an array.
+They are checked before a loop, an allocation or a kernel takes the numbers. Payloads are compared with those that
+preprocess of the model can make, and rows with those that its forward can give. Kernels do not compare: they would read
+the memory behind an array.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class RowLimits:
     card: ModelCard
 
     def check(self, values: Mapping[Output, Values], payload: Payload) -> None:
-        """Check the outputs of a row, and their shapes, against the payload that they belong to.
+        """Check the outputs of a row, and their shapes, against its payload.
 
         Raises:
             WireError: The forward of the model gives no such row.

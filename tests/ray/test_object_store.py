@@ -91,7 +91,7 @@ def test_a_wrong_name_ends_the_line(loop: asyncio.AbstractEventLoop, name: bytes
 def test_a_name_of_no_object_loses_its_arrays_or_ends_the_line(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    """Ray aborts the process of whoever asks for an owner that it cannot read."""
+    """Ray aborts a process that asks an owner which it cannot read."""
     monkeypatch.setattr(object_store, "GET_S", 2.0)
 
     async def move() -> None:

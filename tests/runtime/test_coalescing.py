@@ -261,7 +261,7 @@ async def test_a_crash_fails_the_leader_and_another_takes_over(monkeypatch: pyte
 
 
 async def test_followers_of_a_crashed_worker_go_to_another_that_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not wait until the crashed one is started again, which here is in an hour."""
+    """The crashed one starts again in an hour."""
     gate, options = Gate(), StageOptions(restarts=RestartPolicy(first_delay_s=3600.0, max_delay_s=3600.0))
     model = LetterModel(replace(CARD, forward_workers=2), on_forward=gate)
     crashes = iter([True])

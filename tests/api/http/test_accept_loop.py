@@ -1,4 +1,4 @@
-"""The accept loop goes on whatever becomes of single connections, and each listener of the package runs it."""
+"""The accept loop survives the faults of single connections, and each listener runs it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _peer(accepted: socket.socket) -> Any:
 
 @pytest.mark.parametrize("error", [errno.ECONNABORTED, errno.EINTR, errno.ENFILE, errno.EPERM, errno.EPROTO])
 async def test_no_error_of_one_accept_ends_the_loop(error: int) -> None:
-    """The kernel gives these at moments that no test can choose, so the listener raises them here."""
+    """The listener raises them: the kernel gives them at moments that no test can choose."""
     accepted: list[socket.socket] = []
 
     class Failing(socket.socket):

@@ -24,7 +24,7 @@ TOKEN = bytes(range(32))
 
 @asynccontextmanager
 async def listening(listener: socket.socket) -> AsyncIterator[TokenListener]:
-    """Run a listener for a block. Its peers are sent back what they say behind their token."""
+    """Run a listener for a block. It sends back all that a peer says behind its token."""
 
     async def echo(stream: SocketStream) -> None:
         async with stream:

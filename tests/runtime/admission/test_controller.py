@@ -81,7 +81,7 @@ def test_what_enters_leaves_again_whole() -> None:
 
 
 def test_a_request_may_fill_the_limit_of_items_to_the_last() -> None:
-    """It counts as one item from its arrival, and this one is not counted again with its true number."""
+    """Its arrival counts as one item, which its true number contains."""
     admission = admission_of(max_items=8, max_request_items=8)
     first = admission.enter(body_bytes=100, timeout_s=FOREVER)
     admission.count_items(first, {"text": 3})

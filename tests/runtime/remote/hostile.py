@@ -36,7 +36,7 @@ HOSTILE: Final[tuple[Any, ...]] = (
     -(2**63), -1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**64 - 1, 0.0, -0.5, 1e-300, 1e308,
     math.nan, math.inf, -math.inf, True, None, "", "x", b"", b"x" * 28, [], {}, [-1], [2**62] * 4, [[[]]], {"text": -1},
 )  # fmt: skip
-"""What takes the place of each value of a message."""
+"""Values that take the place of each value of a message."""
 
 LOAD = EngineLoad(
     requests=1, running=1, requests_per_second=1.0, fullness=0.5, lanes={"text": LaneLoad(drain_s=0.1, utilization=0.5)}
@@ -56,7 +56,7 @@ ROW_ARRAYS: Final = b"".join(map(bytes, _ROW_PARTS))
 def items(*payloads: Any, block: messages.BlockName | None = None) -> messages.Items:
     """Return a list of items of request 1, whose arrays are `ARRAYS`."""
     keys = [(1, place, 0) for place in range(len(payloads))]
-    identities = [bytes([place]) * 16 for place in range(len(payloads))]
+    identities: list[bytes | None] = [bytes([place]) * 16 for place in range(len(payloads))]
     return messages.Items(0, "text", 1, 0.5, block, len(ARRAYS), keys, identities, list(payloads))
 
 
@@ -118,7 +118,7 @@ def structs() -> dict[type[msgspec.Struct], set[str]]:
 
 
 def sampled(value: object, into: dict[type[msgspec.Struct], set[str]]) -> None:
-    """Note the fields of all structs in a value that hold more than None or an empty list."""
+    """Note the fields of all structs in a value, but those with None or an empty list."""
     if isinstance(value, msgspec.Struct):
         known = into.setdefault(type(value), set())
         for name in value.__struct_fields__:

@@ -266,7 +266,7 @@ def test_a_sequence_beyond_the_limits_is_an_error(wrong: TokenSequence) -> None:
 
 def test_no_sequence_is_one_of_a_lane_of_images_and_the_reverse() -> None:
     image = PreparedImage(picture((2, 2), np.uint8), frozenset({Output.DENSE}), 1)
-    assert arrives(image, LONE)
+    arrives(image, LONE)
     for payload, limits in ((image, TEXTS), (image, SEEING), (SEQUENCE, LONE), (SEQUENCE, SEEING)):
         with pytest.raises(WireError, match="wrong number"):
             arrives(payload, limits)
@@ -323,7 +323,7 @@ def test_pixels_of_another_shape_are_an_error(limits: PixelLimits, pixels: Pixel
 
 def test_the_tokens_of_an_image_are_those_of_its_pixels() -> None:
     lone = replace(LONE, lone=ImageTokens(patch=(2, 2), extra=1))
-    assert arrives(PreparedImage(of_shape(3, 4, 6), frozenset({Output.DENSE}), 7), lone)
+    arrives(PreparedImage(of_shape(3, 4, 6), frozenset({Output.DENSE}), 7), lone)
     for tokens in (0, 6, 8):
         with pytest.raises(WireError, match="`tokens`"):
             arrives(PreparedImage(of_shape(3, 4, 6), frozenset({Output.DENSE}), tokens), lone)

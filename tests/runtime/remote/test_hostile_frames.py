@@ -54,9 +54,9 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 MOST_BYTES = 4 << 20
-"""Most memory that a frame of a few hundred bytes may take while it is read."""
+"""Most memory for the reading of a frame of a few hundred bytes."""
 STEP = 3
-"""On a socket each event loop takes one of so many frames."""
+"""Number of event loops: on a socket, each has its part of the frames."""
 SEEDS = 300
 """Frames with random bytes for each direction."""
 BYTES_OF_HEADER = 14

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 from msgspec import structs
 
+from staged_pool.runtime.card import Lane
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import PackedIds, PackedImage, PackedPixels, PackedSequence, pack_outputs
 from staged_pool.runtime.remote.messages import Message
@@ -27,7 +28,7 @@ class Liar:
     """One end of a line to the engine process.
 
     Args:
-        plan: What it does.
+        plan: Its messages and their times.
     """
 
     def __init__(self, plan: LiarPlan) -> None:
@@ -56,7 +57,7 @@ class Liar:
             pass
 
     def _frames(self) -> Iterator[bytes]:
-        """Yield what is sent at once."""
+        """Yield the frames, one or several at once."""
         rng, plan = self._rng, self._plan
         yield plain_frame(messages.Hello(VERSION))
         for request in range(plan.requests):
@@ -102,7 +103,7 @@ class Liar:
             PackedImage(outputs, count, PackedPixels("|u1", [count], None, 1, None)),
         ])  # fmt: skip
         raw = ids + numbers * 2 if not isinstance(payload, PackedImage) else LETTERS + bytes(5)
-        lane = "image" if isinstance(payload, PackedImage) else "text"
+        lane: Lane = "image" if isinstance(payload, PackedImage) else "text"
         key = (request, rng.randrange(3), 0)
         made = messages.Items(0, lane, rng.randrange(3), 0.001, None, len(raw), [key], [rng.randbytes(16)], [payload])
         return (made if rng.random() < 0.8 else structs.replace(made, lane=rng.choice(["text", "image"]))), raw
