@@ -1,4 +1,4 @@
-"""Limits of payloads and rows fit every kind of model, and keep wrong numbers from kernels."""
+"""Limits of payloads and rows fit all models, and keep wrong numbers from kernels."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ WRONG = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", WRONG)
 async def test_wrong_lengths_of_a_front_end_its_line_before_a_kernel_reads_them(field: str, bert: Encoder) -> None:
-    """A chunk of more tokens than there are once ended the engine process by a signal."""
+    """A chunk of too many tokens once ended the engine process by a signal."""
     config, model, desk = EngineConfig(), bert, FrontDesk()
     sequence = replace(TokenSequence([1, 2, 3, 4, 5, 6], DENSE_ONLY), **WRONG[field])  # type: ignore[arg-type]
     async with device_engine_on(model, config, desk) as device:

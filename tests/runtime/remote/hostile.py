@@ -118,7 +118,7 @@ def structs() -> dict[type[msgspec.Struct], set[str]]:
 
 
 def sampled(value: object, into: dict[type[msgspec.Struct], set[str]]) -> None:
-    """Note the fields of all structs in a value, but those with None or an empty list."""
+    """Note the fields of all structs in a value that hold something."""
     if isinstance(value, msgspec.Struct):
         known = into.setdefault(type(value), set())
         for name in value.__struct_fields__:
