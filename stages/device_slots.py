@@ -135,7 +135,7 @@ class DeviceSlots:
         self._meter.ended(now)
         self._busy.set_level(self._meter.busy, now)
         self.tokens -= execution.tokens
-        while self._ahead and self.free > 0:
+        if self._ahead and self.free > 0:  # one slot is free again
             self._begin(self._ahead.popleft(), now)
         return device_s
 

@@ -86,7 +86,7 @@ class Control:
     def _take(self, frame: Frame) -> None:
         try:
             order = _decoder.decode(frame.head)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise WireError(f"the other end sends an order that cannot be read: {error}") from error
         if (handler := self._handlers.get(type(order))) is not None:
             handler(order)

@@ -5,34 +5,26 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
 import sniffio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.app.fleet import Gate
 from staged_pool.api.asgi import App
+from staged_pool.api.http.accept_loop import AcceptLoop
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig, Service
 from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
-from staged_pool.api.http.listener import BACKLOG
 from staged_pool.api.http.transports import bound_unsent
 from staged_pool.api.http.trio_transport import TrioTransport
 from staged_pool.api.limits.connection_limit import ConnectionLimit
 from staged_pool.stages.log import get_logger
-
-ACCEPTED_AT_ONCE: Final = 16
-"""Connections accepted in one iteration of the event loop: thousands may arrive at once."""
-
-FULL_PAUSE_S: Final = 0.1
-"""Longest pause after a failed accept, in seconds; the end of a connection ends it, as it frees a descriptor."""
-
-log = get_logger("staged_pool.api")
 
 
 class HypercornLog:
@@ -89,46 +81,27 @@ class Acceptor:
             grace_s: Seconds that connections have to end before they are cancelled.
             gate: Accept only while it is open. None: accept always.
         """
-        server_state = self._service.config.server_state
+        server_state, gate = self._service.config.server_state, gate or Gate()
         async with anyio.create_task_group() as connections:
+            loop = AcceptLoop(listener, partial(self._begin, connections), self._make_room)
             try:
                 async with anyio.create_task_group() as accepting:
-                    accepting.start_soon(self._accept, listener, connections, gate or Gate())
+                    accepting.start_soon(loop.run, partial(_pass, gate))
                     await until()
                     accepting.cancel_scope.cancel()
-                self._accept_waiting(listener, connections)  # they would be reset; now they learn that the server ends
+                loop.accept_waiting()  # they would be reset; now they learn that the server ends
             finally:
                 listener.close()
                 server_state.end()
             await self._service.context.terminated.set()
             connections.cancel_scope.deadline = anyio.current_time() + grace_s
 
-    async def _accept(self, listener: socket.socket, connections: anyio.abc.TaskGroup, gate: Gate) -> None:
-        while True:
-            await anyio.wait_readable(listener)
-            if not gate.is_open:
-                await gate.wait()
-                continue  # another process may have taken the connection
-            if not self._accept_waiting(listener, connections, ACCEPTED_AT_ONCE):
-                self._limit.make_room()
-                with anyio.move_on_after(FULL_PAUSE_S):
-                    await self._service.config.server_state.changed()
-            await anyio.lowlevel.checkpoint()
+    async def _make_room(self) -> None:
+        """Close the connection that has waited longest, and wait until one has ended."""
+        self._limit.make_room()
+        await self._service.config.server_state.changed()
 
-    def _accept_waiting(self, listener: socket.socket, connections: anyio.abc.TaskGroup, most: int = BACKLOG) -> bool:
-        """Accept connections that wait, at most `most`. Returns False if this process can have no more."""
-        for _ in range(most):
-            try:
-                accepted, address = listener.accept()
-            except (BlockingIOError, ConnectionError):
-                break
-            except OSError as error:
-                log.warning("connection.not_accepted", reason=str(error))
-                return False
-            self._begin(accepted, address, connections)
-        return True
-
-    def _begin(self, accepted: socket.socket, address: Any, connections: anyio.abc.TaskGroup) -> None:
+    def _begin(self, connections: anyio.abc.TaskGroup, accepted: socket.socket, address: Any) -> None:
         host = address[0] if isinstance(address, tuple) else None
         if not self._limit.admit(host):
             self._service.config.server_state.connections_rejected += 1
@@ -139,6 +112,14 @@ class Acceptor:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             bound_unsent(accepted)
         connections.start_soon(Connection(self._service, host).run, accepted)
+
+
+async def _pass(gate: Gate) -> bool:
+    """Pass a gate. Returns False if it was closed."""
+    was_open = gate.is_open
+    if not was_open:
+        await gate.wait()
+    return was_open
 
 
 def _asyncio() -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import socket
 from collections.abc import AsyncIterator
@@ -12,15 +11,14 @@ from typing import Final, NamedTuple
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
+from staged_pool.api.http.listener import bind
+from staged_pool.api.http.token_listener import TokenListener
 from staged_pool.ray.object_store import ObjectStore, Received
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.stages.log import get_logger
 
 TOKEN_BYTES: Final = 32
-GREETING_S: Final = 5.0
-"""Longest time that a connection may take to send its token, in seconds."""
-
 GONE_S: Final = 10
 """Seconds without a sign of the other machine after which a line ends."""
 
@@ -51,17 +49,19 @@ async def open_door(desk: FrontDesk, host: str, replica: str, received: Received
     token = secrets.token_bytes(TOKEN_BYTES)
 
     async def take(stream: SocketStream) -> None:
-        if await _knows(stream, token):
+        try:
             _notice_dead_machines(stream)
-            reason = await desk.serve(stream, None, ObjectStore(received))
-            log.info("preparer.left", reason=reason)
-        else:
+        except OSError:  # it is gone already
             await anyio.aclose_forcefully(stream)
+            return
+        reason = await desk.serve(stream, None, ObjectStore(received))
+        log.info("preparer.left", reason=reason)
 
-    listener = await anyio.create_tcp_listener(local_host=host, local_port=0)
-    async with listener, anyio.create_task_group() as serving:
-        serving.start_soon(listener.serve, take)
-        yield Door(replica, host, listener.extra(SocketAttribute.local_port), token)
+    listener = bind(host, 0)
+    port: int = listener.getsockname()[1]
+    async with anyio.create_task_group() as serving:
+        serving.start_soon(TokenListener(listener, token, take).run)
+        yield Door(replica, host, port, token)
         serving.cancel_scope.cancel()
 
 
@@ -73,21 +73,10 @@ async def walk_in(line: FrontLine, door: Door) -> str:
     """
     with anyio.fail_after(GONE_S):
         stream = await anyio.connect_tcp(door.host, door.port)
-    _notice_dead_machines(stream)
-    await stream.send(door.token)
-    return await line.run(stream, None, ObjectStore())
-
-
-async def _knows(stream: SocketStream, token: bytes) -> bool:
-    """Return True if the first bytes of a connection are the token."""
-    sent = b""
-    with anyio.move_on_after(GREETING_S):
-        try:
-            while len(sent) < TOKEN_BYTES:
-                sent += await stream.receive(TOKEN_BYTES - len(sent))
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            pass
-    return hmac.compare_digest(sent, token)
+    async with stream:
+        _notice_dead_machines(stream)
+        await stream.send(door.token)
+        return await line.run(stream, None, ObjectStore())
 
 
 def _notice_dead_machines(stream: SocketStream) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -17,6 +17,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray._private.worker import global_worker  # its public API has no reference without a pin; the version is pinned
+from ray.core.generated.common_pb2 import Address
 
 from staged_pool.runtime.remote.store import ArraysLost, joined
 from staged_pool.stages.wire import Bytes, WireError
@@ -24,7 +25,15 @@ from staged_pool.stages.wire import Bytes, WireError
 GET_S: Final = 60.0
 """Longest wait for a block, in seconds. One of another machine may come slowly."""
 
-_names: Final = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
+ID_BYTES: Final = 28
+"""Length of the binary of a reference, and of the ids of its owner."""
+MOST_OWNER_BYTES: Final = 1024
+"""Longest address of the owner of a block, and longest state of the block. Both have about a hundred."""
+
+_Reference: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+_Owner: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=MOST_OWNER_BYTES)]
+
+_names: Final = msgspec.msgpack.Decoder(tuple[_Reference, _Owner, _Owner])
 
 
 @dataclass(slots=True)
@@ -69,8 +78,12 @@ class ObjectStore:
             binary, owner, status = _names.decode(name)
         except msgspec.MsgspecError as error:
             raise WireError(f"the peer refers to an object that cannot be read: {error}") from error
-        reference = ray.ObjectRef(binary, owner)
-        global_worker.core_worker.deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+        _check_owner(owner)
+        try:
+            reference = ray.ObjectRef(binary, owner)
+            global_worker.core_worker.deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
+        except (ValueError, TypeError, ray.exceptions.RayError) as error:
+            raise WireError(f"the peer refers to an object that Ray does not take: {error}") from error
         try:
             with anyio.fail_after(GET_S):
                 data = await reference
@@ -78,7 +91,7 @@ class ObjectStore:
             raise ArraysLost(f"they have not come within {GET_S:g} s") from None
         except ray.exceptions.RayError as error:
             raise ArraysLost(f"{type(error).__name__} for an object of Ray's store") from None
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise WireError("the peer refers to an object that is no block of arrays")
         self._received.blocks += 1
         self._received.bytes += len(data)
@@ -93,6 +106,20 @@ class ObjectStore:
         """See `ArrayStore.close`."""
         self._is_closed = True
         self._held.clear()
+
+
+def _check_owner(packed: bytes) -> None:
+    """Check the address of a block's owner: Ray aborts a process that names one which it cannot read.
+
+    Raises:
+        WireError: It cannot be read, or its ids have another length.
+    """
+    try:
+        owner = Address.FromString(packed)
+    except Exception as error:  # that of protobuf, which comes with Ray
+        raise WireError(f"the peer refers to an object whose owner cannot be read: {error}") from error
+    if {len(owner.worker_id), len(owner.node_id)} != {ID_BYTES}:
+        raise WireError("the peer refers to an object whose owner cannot be read: it has no ids")
 
 
 def _put(parts: Sequence[Bytes]) -> tuple[bytes, Any]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
+from staged_pool.runtime.remote.limits import PayloadLimits, require
 from staged_pool.runtime.requests import Output, Outputs
-from staged_pool.runtime.spans import Span
 from staged_pool.stages.wire import Bytes, WireError
 
 _OUTPUTS: Final = tuple(Output)
@@ -28,8 +28,16 @@ ALIGNMENT: Final = 8
 
 That is enough for every type of numbers."""
 
-Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Dtype: TypeAlias = Literal["|b1", "|i1", "|u1", "<i2", "<u2", "<f2", "<i4", "<u4", "<f4", "<i8", "<u8", "<f8"]
+MOST_DIMENSIONS: Final = 4
+"""Dimensions of the largest arrays, which are tiles of images."""
+
+Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A count. Larger ones are not exact as a float."""
+FAR_S: Final = 1e9
+"""Longest duration, in seconds. A deadline behind it is none."""
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=FAR_S)]
+"""A duration; neither NaN nor infinite."""
+Shape: TypeAlias = Annotated[list[Amount], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 OutputBits: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << len(_OUTPUTS))]
 """A set of outputs; see `pack_outputs`."""
 OutputNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=len(_OUTPUTS))]
@@ -39,20 +47,15 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Plain values in an array, without their names. The decoder checks their types."""
 
 
-class PackedArray(Packed, frozen=True):
-    """Type and shape of an array of a block."""
-
-    dtype: Dtype
-    shape: tuple[Amount, ...]
-
-
 class PackedPixels(Packed, frozen=True):
     """See `Pixels`."""
 
-    values: PackedArray
+    dtype: Literal["|u1", "<f4"]
+    shape: Shape
+    """Shape of the values, which are an array of the block."""
     grid: tuple[Amount, Amount] | None
-    steps: Amount
-    step_s: float | None
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    step_s: Seconds | None
 
 
 class PackedIds(Packed, frozen=True, tag=0):
@@ -64,18 +67,19 @@ class PackedIds(Packed, frozen=True, tag=0):
 
 
 class PackedSequence(Packed, frozen=True, tag=1):
-    """Any other `TokenSequence`."""
+    """Any other `TokenSequence`. Its spans stay in the front, as no forward reads them."""
 
     outputs: OutputBits
     ids: Amount
-    first_tokens: int | None
-    prompt_tokens: int
-    unseen_tokens: int
-    kept: tuple[int, ...] | None
-    spans: list[tuple[int, int, int | None]] | None
+    first_tokens: Amount | None
+    prompt_tokens: Amount
+    unseen_tokens: Amount
+    kept: Amount | None
+    """Number of kept places, which are an array of the block."""
     images: list[PackedPixels]
     looked_up: bool
-    chunks: tuple[Amount, ...] | None
+    chunks: Amount | None
+    """Number of chunks, whose tokens are an array of the block."""
     adapter: str | None
 
 
@@ -83,7 +87,7 @@ class PackedImage(Packed, frozen=True, tag=2):
     """See `PreparedImage`."""
 
     outputs: OutputBits
-    tokens: int
+    tokens: Amount
     pixels: PackedPixels
 
 
@@ -91,10 +95,10 @@ PackedPayload: TypeAlias = PackedIds | PackedSequence | PackedImage
 
 
 class PackedValues(Packed, frozen=True, tag=0):
-    """One output of a row."""
+    """One output of a row, an array of float32."""
 
     output: OutputNumber
-    values: PackedArray
+    shape: Shape
 
 
 class PackedSparse(Packed, frozen=True, tag=1):
@@ -104,7 +108,7 @@ class PackedSparse(Packed, frozen=True, tag=1):
     entries: Amount
 
 
-PackedRow: TypeAlias = list[PackedValues | PackedSparse]
+PackedRow: TypeAlias = Annotated[list[PackedValues | PackedSparse], msgspec.Meta(max_length=len(_OUTPUTS))]
 
 
 class Block:
@@ -114,11 +118,11 @@ class Block:
         self._bytes = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data
         self._place = 0
 
-    def array(self, dtype: Dtype, shape: Sequence[int]) -> NDArray[Any]:
+    def array(self, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
         """Return the next array.
 
         Raises:
-            WireError: The block ends before it, or it has more dimensions than arrays can have.
+            WireError: The block ends before it, or no array has this shape.
         """
         kind = np.dtype(dtype)
         end = self._place + kind.itemsize * math.prod(shape)
@@ -127,7 +131,7 @@ class Block:
         try:
             found = self._bytes[self._place : end].view(kind).reshape(shape)
         except ValueError as error:
-            raise WireError(f"the peer sends an array of {len(shape)} dimensions: {error}") from error
+            raise WireError(f"the peer sends an array of the shape {list(shape)}: {error}") from error
         self._place = end + -end % ALIGNMENT
         return found
 
@@ -144,49 +148,70 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
     outputs = pack_outputs(payload.outputs)
     if isinstance(payload, PreparedImage):
         return PackedImage(outputs, payload.tokens, _pack_pixels(payload.pixels, parts))
-    add(array(_ID, payload.ids).tobytes(), parts)
-    spans, extras = payload.spans, (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens, payload.kept)
-    rest = (spans, payload.chunks, payload.adapter)
-    is_plain = rest == (None, None, None) and not payload.images and not payload.looked_up
-    if extras == (None, 0, 0, None) and is_plain:
+    _add_numbers(payload.ids, parts)
+    extras = (payload.first_tokens, payload.prompt_tokens, payload.unseen_tokens)
+    rest = (payload.kept, payload.chunks, payload.adapter, payload.images, payload.looked_up)
+    if extras == (None, 0, 0) and rest == (None, None, None, (), False):
         return PackedIds(outputs, len(payload.ids))
     return PackedSequence(
         outputs,
         len(payload.ids),
         *extras,
-        None if spans is None else [(span.start, span.end, span.word) for span in spans],
+        _add_numbers(payload.kept, parts),
         [_pack_pixels(pixels, parts) for pixels in payload.images],
         payload.looked_up,
-        payload.chunks,
+        _add_numbers(payload.chunks, parts),
         payload.adapter,
     )
 
 
-def unpack_payload(packed: PackedPayload, block: Block) -> Payload:
+def unpack_payload(packed: PackedPayload, block: Block, limits: PayloadLimits) -> Payload:
     """Return the payload of `pack_payload`. Its pixels are views of the block.
 
     Raises:
-        WireError: The block does not have its arrays.
+        WireError: The block does not have its arrays, or its numbers are beyond the limits.
     """
+    payload = _unpack_payload(packed, block, limits)
+    limits.check(payload)
+    return payload
+
+
+def _unpack_payload(packed: PackedPayload, block: Block, limits: PayloadLimits) -> Payload:
     outputs = unpack_outputs(packed.outputs)
     if isinstance(packed, PackedImage):
         return PreparedImage(_unpack_pixels(packed.pixels, block), outputs, packed.tokens)
-    ids = block.array("<i4", (packed.ids,)).tolist()
+    limits.check_count(packed.ids)
+    found = block.array("<i4", (packed.ids,))
+    limits.check_ids(found)
+    ids = found.tolist()
     if isinstance(packed, PackedIds):
         return TokenSequence(ids, outputs)
+    for field in ("kept", "chunks"):
+        require((getattr(packed, field) or 0) <= packed.ids, field, "has more values than there are tokens")
     return TokenSequence(
         ids,
         outputs,
         packed.first_tokens,
         packed.prompt_tokens,
         packed.unseen_tokens,
-        packed.kept,
-        None if packed.spans is None else tuple(Span(*span) for span in packed.spans),
-        tuple(_unpack_pixels(image, block) for image in packed.images),
-        packed.looked_up,
-        packed.chunks,
-        packed.adapter,
+        _numbers(packed.kept, block),
+        images=tuple([_unpack_pixels(image, block) for image in packed.images]),
+        looked_up=packed.looked_up,
+        chunks=_numbers(packed.chunks, block),
+        adapter=packed.adapter,
     )
+
+
+def _add_numbers(numbers: Sequence[int] | None, parts: list[Bytes]) -> int | None:
+    """Append whole numbers to the parts of a block. Returns how many there are; None if there is no list."""
+    if numbers is None:
+        return None
+    add(array(_ID, numbers).tobytes(), parts)
+    return len(numbers)
+
+
+def _numbers(count: int | None, block: Block) -> tuple[int, ...] | None:
+    return None if count is None else tuple(block.array("<i4", (count,)).tolist())
 
 
 def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> PackedRow:
@@ -199,15 +224,16 @@ def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> PackedRow:
             add(_bytes_of(each.indices), parts)
             add(_bytes_of(each.values), parts)
         else:
-            packed.append(PackedValues(number, _pack_array(each, parts)))
+            packed.append(PackedValues(number, list(each.shape)))
+            add(_bytes_of(each.astype(np.float32, copy=False)), parts)
     return packed
 
 
 def unpack_row(packed: PackedRow, block: Block) -> dict[Output, Values]:
-    """Return the values of `pack_row`, as views of the block.
+    """Return the values of `pack_row`, as views of the block; see `RowLimits.check`.
 
     Raises:
-        WireError: The block does not have its arrays.
+        WireError: The block does not have its arrays, or it has two for one output.
     """
     values: dict[Output, Values] = {}
     for each in packed:
@@ -215,8 +241,9 @@ def unpack_row(packed: PackedRow, block: Block) -> dict[Output, Values]:
             shape = (each.entries,)
             found: Values = SparseVector(block.array("<i4", shape), block.array("<f4", shape))
         else:
-            found = block.array(each.values.dtype, each.values.shape)
+            found = block.array("<f4", each.shape)
         values[_OUTPUTS[each.output]] = found
+    require(len(values) == len(packed), "rows", "has two values of one output")
     return values
 
 
@@ -247,17 +274,15 @@ def _plain(key: Any) -> Any:
     return [_plain(part) for part in key] if isinstance(key, tuple) else key
 
 
-def _pack_array(values: NDArray[Any], parts: list[Bytes]) -> PackedArray:
-    add(_bytes_of(values), parts)
-    return PackedArray(cast(Dtype, values.dtype.str), values.shape)
-
-
 def _pack_pixels(pixels: Pixels, parts: list[Bytes]) -> PackedPixels:
-    return PackedPixels(_pack_array(pixels.values, parts), pixels.grid, pixels.steps, pixels.step_s)
+    values = pixels.values
+    add(_bytes_of(values), parts)
+    dtype = cast('Literal["|u1", "<f4"]', values.dtype.str)
+    return PackedPixels(dtype, list(values.shape), pixels.grid, pixels.steps, pixels.step_s)
 
 
 def _unpack_pixels(packed: PackedPixels, block: Block) -> Pixels:
-    return Pixels(block.array(packed.values.dtype, packed.values.shape), packed.grid, packed.steps, packed.step_s)
+    return Pixels(block.array(packed.dtype, packed.shape), packed.grid, packed.steps, packed.step_s)
 
 
 def _bytes_of(values: NDArray[Any]) -> Bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any, Final, cast
 
@@ -13,13 +11,15 @@ import anyio
 
 from staged_pool.runtime.admission.accounting import Arriving
 from staged_pool.runtime.card import Lane
-from staged_pool.runtime.payloads import Row
+from staged_pool.runtime.payloads import Payload, Row, Values
 from staged_pool.runtime.remote import messages
-from staged_pool.runtime.remote.arrays import Block, unpack_row
+from staged_pool.runtime.remote.arrays import FAR_S, Block, unpack_row
 from staged_pool.runtime.remote.messages import ModelTerms, Welcome
 from staged_pool.runtime.remote.model import RemoteModel
+from staged_pool.runtime.remote.packed_errors import unpack_error
 from staged_pool.runtime.remote.port import Port, Rings
 from staged_pool.runtime.remote.store import ArrayStore
+from staged_pool.runtime.requests import Output
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, EngineStopped, StagedPoolError, detached
 from staged_pool.stages.link import Stream
@@ -118,9 +118,7 @@ class FrontLine:
         port.take(
             {
                 messages.Admitted: lambda message, _: self._answer(message.request, None),
-                messages.Refused: lambda message, _: self._answer(
-                    message.request, messages.unpack_error(message.error)
-                ),
+                messages.Refused: lambda message, _: self._answer(message.request, unpack_error(message.error)),
                 messages.Credit: lambda message, _: (
                     self._model(message).lane(message.lane).credit.give_back(message.count)
                 ),
@@ -145,9 +143,8 @@ class FrontLine:
             self._came_back = anyio.Event()
         error = self.absent()
         self.reject(error)
-        for model, ticket in list(self._requests.values()):
+        for _, ticket in list(self._requests.values()):
             ticket.fail(error)
-            model.forget(ticket)
         for model in self.models:
             model.end()
 
@@ -260,7 +257,7 @@ class FrontLine:
                 request,
                 number,
                 arriving.body_bytes,
-                None if timeout_s == math.inf else timeout_s,
+                None if timeout_s > FAR_S else timeout_s,
                 request_class.priority,
                 cast("str | None", request_class.tenant),
                 arriving.images,
@@ -293,7 +290,7 @@ class FrontLine:
         """Tell the engine process that a request has left."""
         if (found := self._requests.pop(request, None)) is not None:
             found[0].forget(found[1])
-        self.post(messages.Leave(request, answered, elsewhere_s, rejected))
+        self.post(messages.Leave(request, answered, max(0.0, elsewhere_s), rejected))
 
     @property
     def is_asked(self) -> bool:
@@ -319,14 +316,19 @@ class FrontLine:
             message.keys, message.rows, message.queue_s, message.device_s, strict=True
         ):
             values = unpack_row(plain, block)
+
+            def row_of(payload: Payload, values: Mapping[Output, Values] = values) -> Row:
+                model.row_limits.check(values, payload)
+                return Row(values, payload)
+
             if (found := self._requests.get(key[0])) is not None:
-                model.take_row(found[1], key, partial(Row, values), queue_s, device_s)
+                model.take_row(found[1], key, row_of, queue_s, device_s)
         model.take_fed(message.fed)
 
     def _fail(self, message: messages.Failed, _: object) -> None:
         if (found := self._requests.get(message.request)) is None:
             return
-        error, ticket = messages.unpack_error(message.error), found[1]
+        error, ticket = unpack_error(message.error), found[1]
         if message.index is not None:
             if message.index >= ticket.timeline.items and not ticket.settled:
                 raise WireError(f"the engine process speaks of an input {message.index}, which does not exist")

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import enum
-import inspect
-from collections.abc import Callable, Mapping, Sized
+import re
+from collections.abc import Mapping, Sized
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from staged_pool.runtime.caching.fingerprints import IDENTITY_BYTES
 from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.models.preparation import Preparation
-from staged_pool.runtime.remote.arrays import Amount, Packed, PackedPayload, PackedRow
+from staged_pool.runtime.remote.arrays import Amount, Packed, PackedPayload, PackedRow, Seconds
+from staged_pool.runtime.remote.limits import require
+from staged_pool.runtime.remote.packed_errors import PackedError
 from staged_pool.runtime.statistics import EngineLoad
-from staged_pool.stages import errors
-from staged_pool.stages.errors import InvalidInput, StagedPoolError
+from staged_pool.stages.ring import ALIGNMENT
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.trace import TRACE_BYTES
 from staged_pool.stages.wire import WireError
 
 M = TypeVar("M", bound="Message")
 
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
-BlockName: TypeAlias = int | bytes
+MOST_HEAD_BYTES: Final = 8 << 20
+"""Longest head of a frame, but the welcome, which has the tokenizers of all models.
+
+A decoder makes some tens of times as many bytes of it.
+"""
+
+ROUNDING: Final = 1e-6
+"""Sums of differences may be below 0 by less than this."""
+
+MOST_PARTS: Final = 1024
+"""Most parts that preprocess cuts an input into."""
+
+BlockName: TypeAlias = (
+    Annotated[int, msgspec.Meta(ge=0, multiple_of=ALIGNMENT)] | Annotated[bytes, msgspec.Meta(max_length=4096)]
+)
 """Block of arrays: its start in a ring, or its name in a store."""
-Key: TypeAlias = tuple[Amount, Amount, Amount]
+BlockBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+"""Size of a block of arrays."""
+Key: TypeAlias = tuple[Amount, Amount, Annotated[int, msgspec.Meta(ge=0, lt=MOST_PARTS)]]
 """Request, index of the input, and part of it."""
+Identity: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=IDENTITY_BYTES)]
+"""Identity of an item within its scope, as `arrays.pack_key` packs it."""
 
 
 class Kind(enum.IntEnum):
@@ -51,15 +71,12 @@ class Kind(enum.IntEnum):
 class Message(Packed, frozen=True):
     """Head of a frame. Models are numbered in the order of the settings, requests by their front."""
 
+    def check(self) -> None:
+        """Check what its types do not say. Called once it is decoded.
 
-class PackedError(Packed, frozen=True):
-    """An error as plain values."""
-
-    name: str
-    """Its class in `stages/errors.py`."""
-    message: str
-    fields: dict[str, Any]
-    """Its further arguments, by name."""
+        Raises:
+            WireError: Its numbers do not fit each other.
+        """
 
 
 class Hello(Message, frozen=True):
@@ -87,12 +104,17 @@ class Welcome(msgspec.Struct, frozen=True):
     version: str
     models: list[ModelTerms]
 
+    def check(self) -> None:
+        """See `Message.check`."""
+        for terms in self.models:
+            _check_amounts("models", (terms.card, terms.fed_limits))
+
 
 class Admit(Message, frozen=True):
     """Front: may this request enter?"""
 
-    request: int
-    model: int
+    request: Amount
+    model: Amount
     body_bytes: Amount
     left_s: Seconds | None
     """Seconds until its deadline. None: it has none."""
@@ -106,21 +128,21 @@ class Admit(Message, frozen=True):
 class Admitted(Message, frozen=True):
     """Engine: it has entered."""
 
-    request: int
+    request: Amount
 
 
 class Refused(Message, frozen=True):
     """Engine: it has not entered, for this reason."""
 
-    request: int
+    request: Amount
     error: PackedError
 
 
 class Count(Message, frozen=True):
     """Front: its body is decoded, and has these inputs."""
 
-    request: int
-    inputs: Annotated[dict[Lane, Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(min_length=1)]
+    request: Amount
+    inputs: Annotated[dict[Lane, Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]], msgspec.Meta(min_length=1)]
     trace: Annotated[bytes, msgspec.Meta(min_length=TRACE_BYTES, max_length=TRACE_BYTES)] | None = None
     """Ids of its trace and its span. None: it is not traced."""
 
@@ -128,7 +150,7 @@ class Count(Message, frozen=True):
 class Items(Message, frozen=True):
     """Front: prepared items for the device. One credit of the lane stands for each message."""
 
-    model: int
+    model: Amount
     lane: Lane
     preparing: Amount
     """Items of the lane that this front is preparing now."""
@@ -136,51 +158,49 @@ class Items(Message, frozen=True):
     """Mean seconds of its recent preprocess calls."""
     block: BlockName | None
     """Arrays in the memory of the front. None: they are in the frame."""
-    block_bytes: int
+    block_bytes: BlockBytes
     keys: list[Key]
     """The key of each item; further lists have the same length."""
-    tokens: list[Amount]
-    batch_keys: list[bytes]
-    identities: list[bytes | None]
+    identities: list[Identity | None]
     payloads: list[PackedPayload]
 
-    def __post_init__(self) -> None:
-        _check_lengths(self.keys, self.tokens, self.batch_keys, self.identities, self.payloads)
+    def check(self) -> None:
+        _check_lengths(self.keys, self.identities, self.payloads)
 
 
 class Credit(Message, frozen=True):
     """Engine: messages of a lane have left the channel."""
 
-    model: int
+    model: Amount
     lane: Lane
-    count: Amount
+    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 class Rows(Message, frozen=True):
     """Engine: rows of the device."""
 
-    model: int
+    model: Amount
     block: BlockName | None
     """Arrays in the memory of the engine process. None: they are in the frame."""
-    block_bytes: int
+    block_bytes: BlockBytes
     keys: list[Key]
     """The key of each row; further lists have the same length."""
     rows: list[PackedRow]
-    queue_s: list[float]
+    queue_s: list[Seconds]
     """Seconds that each item has waited for the device."""
-    device_s: list[float]
+    device_s: list[Seconds]
     """Seconds that each item was on the device."""
-    fed: dict[Lane, int]
+    fed: dict[Lane, Amount]
     """Tokens that all fronts have fed, by lane."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         _check_lengths(self.keys, self.rows, self.queue_s, self.device_s)
 
 
 class Failed(Message, frozen=True):
     """Engine: a request has failed."""
 
-    request: int
+    request: Amount
     index: Amount | None
     """Index of the input that has caused it. None: none has."""
     error: PackedError
@@ -189,9 +209,9 @@ class Failed(Message, frozen=True):
 class Leave(Message, frozen=True):
     """Front: a request has left. Work on it that has not begun is dropped."""
 
-    request: int
+    request: Amount
     answered: bool
-    elsewhere_s: float
+    elsewhere_s: Seconds
     rejected: bool
 
 
@@ -204,20 +224,23 @@ class Free(Message, frozen=True):
 class State(Message, frozen=True):
     """Engine: state of a model."""
 
-    model: int
+    model: Amount
     fault: str | None
     """Reason for taking no requests; None while it takes them."""
     stall: str | None
     """Reason if a forward runs far longer than predicted; else None."""
-    fed: dict[Lane, int]
+    fed: dict[Lane, Amount]
     load: EngineLoad
     """Load of all fronts together."""
+
+    def check(self) -> None:
+        _check_amounts("load", self.load)
 
 
 class Clear(Message, frozen=True):
     """Empty the caches of a model, in both directions: the peer passes it on."""
 
-    model: int
+    model: Amount
     results: bool
     """True: cached rows, too. False: cached images alone."""
 
@@ -230,10 +253,33 @@ def _check_lengths(keys: Sized, *others: Sized) -> None:
     """Reject lists of which one has more or fewer values than the others.
 
     Raises:
-        ValueError: One has. The decoder makes an error of the frame of it.
+        WireError: One has.
     """
     if any(len(other) != len(keys) for other in others):
-        raise ValueError(f"{len(keys)} keys, and not as many of everything else")
+        raise WireError(f"the peer sends {len(keys)} keys, and not as many of everything else")
+
+
+def _check_amounts(name: str, value: object) -> None:
+    """Reject plain values with a number that is no amount: negative, infinite or NaN.
+
+    Args:
+        name: Name of the value.
+        value: Numbers, strings, dataclasses, mappings and tuples of them.
+
+    Raises:
+        WireError: It has one.
+    """
+    if isinstance(value, int | float):
+        require(-ROUNDING < value < 1e18, name, f"is {value}")
+    elif is_dataclass(value):
+        for field in fields(value):
+            _check_amounts(f"{name}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_amounts(f"{name}.{key}", each)
+    elif isinstance(value, tuple):
+        for each in value:
+            _check_amounts(name, each)
 
 
 HEADS: Final[Mapping[Kind, type[Any]]] = {
@@ -255,9 +301,8 @@ HEADS: Final[Mapping[Kind, type[Any]]] = {
 }
 
 
-def _named_parameters(call: Callable[..., object]) -> tuple[str, ...]:
-    return tuple(each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY)
-
+_PLACE: Final = re.compile(r"\$\[(\d+)\]")
+"""Place of a field of a message in the decoder's words."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoders: Final = {int(kind): msgspec.msgpack.Decoder(head) for kind, head in HEADS.items()}
@@ -273,39 +318,16 @@ def decoded(kind: int, head: bytes) -> Any:
     """Return the message of a frame.
 
     Raises:
-        WireError: The kind is unknown, or the head is not one of its kind.
+        WireError: The kind is unknown, or the head is not one of its kind. It names the field.
     """
     if (decoder := _decoders.get(kind)) is None:
         raise WireError(f"the peer sends a frame of the unknown kind {kind}")
+    if len(head) > MOST_HEAD_BYTES and kind != Kind.WELCOME:
+        raise WireError(f"the peer sends a head of {len(head)} bytes; at most {MOST_HEAD_BYTES} are read")
     try:
-        return decoder.decode(head)
+        message: Message | Welcome = decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise WireError(f"the peer sends a {Kind(kind).name} frame that cannot be read: {error}") from error
-
-
-_ERRORS: Final[Mapping[str, type[StagedPoolError]]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, StagedPoolError)
-}
-_ERROR_FIELDS: Final = {name: _named_parameters(kind.__init__) for name, kind in _ERRORS.items()}
-"""Names of an error's arguments behind its message: they are its attributes, too."""
-
-
-def pack_error(error: StagedPoolError) -> PackedError:
-    """Return an error as plain values. One of a plugin becomes one of the class that it is derived from."""
-    name = next(base.__name__ for base in type(error).__mro__ if _ERRORS.get(base.__name__) is base)
-    # Of an invalid input it is the message before its fields got the names of the engine.
-    message = error._template if isinstance(error, InvalidInput) else str(error)
-    return PackedError(name, message, {field: getattr(error, field) for field in _ERROR_FIELDS[name]})
-
-
-def unpack_error(packed: PackedError) -> StagedPoolError:
-    """Return the error of `pack_error`.
-
-    Raises:
-        WireError: No error class has this name, or it has other arguments.
-    """
-    if (kind := _ERRORS.get(packed.name)) is None:
-        raise WireError(f"the peer sends an error of the unknown class {packed.name}")
-    if packed.fields.keys() != set(_ERROR_FIELDS[packed.name]):
-        raise WireError(f"the peer sends an error of {packed.name} with the arguments {sorted(packed.fields)}")
-    return kind(packed.message, **packed.fields)
+        words = _PLACE.sub(lambda found: HEADS[Kind(kind)].__struct_fields__[int(found[1])], str(error))
+        raise WireError(f"the peer sends a {Kind(kind).name} frame that cannot be read: {words}") from error
+    message.check()
+    return message

@@ -17,6 +17,7 @@ from staged_pool.runtime.payloads import ModelRow
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import pack_key, pack_payload
 from staged_pool.runtime.remote.batch import Outgoing, Packed, RemoteBatchStage
+from staged_pool.runtime.remote.limits import RowLimits
 from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages.batch_parts import NearbyWork
@@ -109,6 +110,7 @@ class RemoteModel:
         self._number = number
         self._credits = config.channel_capacity
         self.secret = terms.secret
+        self.row_limits = RowLimits(terms.card)
         self._fed_limits = {lane: terms.fed_limits[lane] for lane in service_times}
         self._fed_room = dict(self._fed_limits)
         """Limits less the tokens that other fronts have fed."""
@@ -307,7 +309,6 @@ class RemoteModel:
             packed = Packed([pack_payload(item.payload, parts) for item in items], parts, None)
         payloads = packed.payloads
         keys = [(self._numbers.get(item.ticket.load, GONE), item.index, item.part) for item in items]
-        batch_keys = [pack_key(item.batch_key) for item in items]
         identities = [None if item.identity is None else pack_key(item.identity) for item in items]
         stage.sent(open_items)
         self._line.post_items(
@@ -319,8 +320,6 @@ class RemoteModel:
                 block,
                 size,
                 keys,
-                [item.tokens for item in items],
-                batch_keys,
                 identities,
                 list(payloads),
             ),

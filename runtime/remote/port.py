@@ -14,6 +14,7 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from staged_pool.runtime.remote.arrays import Block
+from staged_pool.runtime.remote.limits import require
 from staged_pool.runtime.remote.messages import BlockName, Free, Message, Welcome, decoded, encoded
 from staged_pool.runtime.remote.store import ArraysLost, ArrayStore
 from staged_pool.stages.exception_groups import single_errors
@@ -30,6 +31,8 @@ IN_FRAME_BYTES: Final = 1 << 18
 Measured: below this size a copy into the socket takes less time than a block of shared memory and its return.
 """
 
+MOST_GETS: Final = 1024
+"""Most blocks that are on their way from the store. The credits of the lanes allow far fewer."""
 
 Handler: TypeAlias = Callable[[Any, Callable[[], Block]], object]
 """Takes a message, and a function that returns its arrays. The function raises `ArraysLost` if they are lost."""
@@ -73,6 +76,8 @@ class Port:
         self._store = store
         self._getting: TaskGroup
         """Tasks that get arrays from the store."""
+        self._gets = 0
+        """Number of these tasks."""
         self._wrong: str | None = None
         """Reason for the end that such a task has found."""
         self.close = self._link.close
@@ -156,6 +161,8 @@ class Port:
         if isinstance(block := getattr(message, "block", None), bytes):
             if self._store is None:
                 raise WireError("the peer refers to a store, and this line has none")
+            require(self._gets < MOST_GETS, "block", "is one more than may be on their way")
+            self._gets += 1
             self._getting.start_soon(self._get, self._store, handler, message, block)
         else:
             handler(message, lambda: self._block(message, frame.raw))
@@ -174,12 +181,14 @@ class Port:
         except WireError as error:
             self._wrong = str(error)
             self._getting.cancel_scope.cancel()
+        self._gets -= 1
         self._read.append(name)
         self.give_back()
 
     def _block(self, message: Any, raw: bytes) -> Block:
         """Return the arrays of a message."""
         if message.block is None:
+            require(len(raw) == message.block_bytes, "block_bytes", "is not the size of the arrays in the frame")
             return Block(raw)
         if self._reader is None:
             raise WireError("the peer refers to shared memory, and this line has none")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from staged_pool.runtime.admission.accounting import Reservation
+from staged_pool.runtime.card import Lane
+from staged_pool.runtime.remote.limits import require
 from staged_pool.stages.errors import Abandoned, EngineStopped, StagedPoolError
-from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Request
 
 
@@ -37,7 +40,7 @@ class FrontTicket(Ticket):
         front: The front that waits for the rows.
     """
 
-    __slots__ = ("front", "number", "reservation")
+    __slots__ = ("_expected", "_inputs", "_taken", "front", "number", "reservation")
 
     def __init__(
         self,
@@ -59,6 +62,38 @@ class FrontTicket(Ticket):
         self.number = number
         self.reservation = reservation
         self.front = front
+        self._expected: dict[Lane, int] | None = None
+        """Inputs that have not come, by lane. None: they are not counted yet."""
+        self._inputs = 0
+        self._taken: set[tuple[int, int]] = set()
+        """Indices and parts of the items that have come."""
+
+    def count_inputs(self, inputs: Mapping[Lane, int]) -> None:
+        """Note the inputs of the request, by lane.
+
+        Raises:
+            WireError: They are counted already.
+        """
+        require(self._expected is None, "inputs", "are counted twice")
+        self._expected, self._inputs = dict(inputs), sum(inputs.values())
+
+    def take_item(self, lane: Lane, index: int, part: int) -> None:
+        """Note an item: each may come once.
+
+        Args:
+            lane: Its lane.
+            index: Index of its input.
+            part: Its part of the input.
+
+        Raises:
+            WireError: It has come already, or is none of the request.
+        """
+        item = index, part
+        require(index < self._inputs and item not in self._taken, "keys", "has no new item of its request")
+        self._taken.add(item)
+        if self._expected is not None and not part:
+            self._expected[lane] = self._expected.get(lane, 0) - 1
+            require(self._expected[lane] >= 0, "keys", "has more items of a lane than the request has inputs")
 
     def fail(self, error: StagedPoolError) -> bool:
         """See `Ticket.fail`; the front is told."""
@@ -77,6 +112,17 @@ class FrontTicket(Ticket):
             return False
         self.front.failed(self, error, index)
         return True
+
+
+def count_tokens(items: Sequence[Item[Any]], lane: Lane) -> None:
+    """Count items as fed, with their true number of tokens."""
+    tokens: dict[tuple[Ticket, int], int] = {}
+    for item in items:
+        key = item.ticket, item.index
+        tokens[key] = tokens.get(key, 0) + item.tokens
+    for (ticket, _), count in tokens.items():
+        ticket.load.fed(lane, 1)
+        ticket.load.tokenized(lane, count)
 
 
 def _never_decoded() -> Request:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from perf.tools.ray_cluster import ServeCluster
+from staged_pool.ray import object_store
 from staged_pool.ray.object_store import ObjectStore, Received
+from staged_pool.runtime.remote.store import ArraysLost
 from staged_pool.stages.wire import WireError
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -65,7 +68,39 @@ def test_the_end_of_a_line_drops_its_blocks(loop: asyncio.AbstractEventLoop) -> 
     loop.run_until_complete(move())
 
 
-@pytest.mark.parametrize("name", [b"", b"nonsense", b"\x93\xc4\x00\xc4\x00"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"",
+        b"nonsense",
+        msgspec.msgpack.encode((b"", b"", b"")),
+        msgspec.msgpack.encode((bytes(27), b"", b"")),
+        msgspec.msgpack.encode((bytes(29), b"", b"")),
+        msgspec.msgpack.encode((bytes(28), bytes(1025), b"")),
+        msgspec.msgpack.encode((bytes(28), b"", bytes(1025))),
+        msgspec.msgpack.encode((bytes(28), b"")),
+        msgspec.msgpack.encode((28, b"", b"")),
+    ],
+)
 def test_a_wrong_name_ends_the_line(loop: asyncio.AbstractEventLoop, name: bytes) -> None:
     with pytest.raises(WireError, match="cannot be read"):
         loop.run_until_complete(ObjectStore().get(name))
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["reference", "owner"])
+def test_a_name_of_no_object_loses_its_arrays_or_ends_the_line(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """Ray aborts a process that asks an owner which it cannot read."""
+    monkeypatch.setattr(object_store, "GET_S", 2.0)
+
+    async def move() -> None:
+        ours = ObjectStore()
+        name = await ours.put([DATA.data])
+        assert name is not None
+        parts = list(msgspec.msgpack.decode(name))
+        parts[place] = bytes(255 - byte for byte in parts[place])
+        with pytest.raises((WireError, ArraysLost)):
+            await ObjectStore().get(msgspec.msgpack.encode(parts))
+
+    loop.run_until_complete(move())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,7 +22,10 @@ from staged_pool.stages.errors import (
     StageFailed,
 )
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.supervise import RestartPolicy
 from tests.runtime.images import engine_on
+from tests.support.cards import CARD
 from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
 from tests.support.model import LetterModel, expected
@@ -256,6 +260,31 @@ async def test_a_crash_fails_the_leader_and_another_takes_over(monkeypatch: pyte
     for name in ("follower", "another"):
         assert_array_equal(callers.result(name).embeddings, [expected("same")])
     assert model.forwarded == [["busy"], ["same"], ["same"]], "it was lost with the row in its hand"
+
+
+async def test_followers_of_a_crashed_worker_go_to_another_that_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The crashed one starts again in an hour."""
+    gate, options = Gate(), StageOptions(restarts=RestartPolicy(first_delay_s=3600.0, max_delay_s=3600.0))
+    model = LetterModel(replace(CARD, forward_workers=2), on_forward=gate)
+    crashes = iter([True])
+
+    def observe(tokens: int, seconds: float) -> None:
+        if next(crashes, False):
+            raise ValueError("a bug of the stage")
+
+    with anyio.CancelScope() as host:
+        async with engine_on(model, options=options) as engine, anyio.create_task_group() as tasks:
+            monkeypatch.setattr(batch_stages(engine)["text"]._service_time, "observe", observe)
+            callers = Callers(engine, tasks)
+            callers.ask("leader", "same")
+            await gate.arrived()
+            callers.ask("follower", "same")
+            await callers.waiting(1)
+            gate.open()
+            await until(lambda: len(callers.outcomes) == 2)
+            assert isinstance(callers.outcomes["leader"], StageFailed)
+            assert_array_equal(callers.result("follower").embeddings, [expected("same")])
+            host.cancel()
 
 
 async def test_a_drain_gives_the_followers_their_outcome_too() -> None:

@@ -16,6 +16,7 @@ from staged_pool.runtime.engine.engine_stages import PARSE_WORKERS
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.channel import Channel
 from staged_pool.stages.errors import (
+    Abandoned,
     DeadlineExceeded,
     EngineStopped,
     InvalidInput,
@@ -129,6 +130,20 @@ async def test_lists_that_wait_fail_when_preprocess_has_ended() -> None:
             feed.grant()
         assert not feed._queue
     assert sorted(failed) == ["first", "second"]
+
+
+async def test_the_list_of_a_request_that_is_settled_leaves_a_lane_that_hangs() -> None:
+    with a_queue(capacity=2) as (feed, channel):
+        other, ticket = a_request(), a_request()
+        assert not feed.feed_nowait(other, inputs_of("xy"))  # nobody takes it
+        async with anyio.create_task_group() as feeders:
+            feeders.start_soon(feed.feed, ticket, inputs_of("ab"))
+            await until(lambda: feed.waiting_requests(ticket.priority) == 1)
+            ticket.fail(Abandoned("the caller has left"))
+            feeders.cancel_scope.cancel()
+        assert not feed._queue
+        assert feed.waiting_requests(ticket.priority) == 0
+        assert fed_to(channel) == ["xy"]
 
 
 async def test_a_fetch_waits_until_one_more_input_may_be_fed() -> None:

@@ -13,7 +13,19 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 
-pytestmark = pytest.mark.anyio
+async def test_an_offload_has_its_own_limit_and_no_other() -> None:
+    """Anyio's own limit is 40 threads for all calls of the process."""
+    gate, offload, here = Gate(), ThreadOffload(60), list[int]()
+
+    def call(place: int) -> None:
+        here.append(place)
+        gate()
+
+    async with anyio.create_task_group() as tasks:
+        for place in range(60):
+            tasks.start_soon(offload, call, place)
+        await until(lambda: len(here) == 60)
+        gate.open()
 
 
 async def test_who_waits_for_a_thread_that_another_offload_holds_is_let_go() -> None:

@@ -24,7 +24,7 @@ import httpx
 import pytest
 import sniffio
 
-from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
+from staged_pool.api.http.accept_loop import ACCEPTED_AT_ONCE
 from staged_pool.api.http.connections import PIPELINED_BYTES
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.transports import UNSENT_BYTES

@@ -80,6 +80,20 @@ def test_what_enters_leaves_again_whole() -> None:
     assert (s.requests, s.items, s.tokens, s.body_bytes, s.admitted) == (0, 0, 0, 0, 5)
 
 
+def test_a_request_may_fill_the_limit_of_items_to_the_last() -> None:
+    """Its arrival counts as one item, which its true number contains."""
+    admission = admission_of(max_items=8, max_request_items=8)
+    first = admission.enter(body_bytes=100, timeout_s=FOREVER)
+    admission.count_items(first, {"text": 3})
+    second, third = (admission.enter(body_bytes=100, timeout_s=FOREVER) for _ in range(2))
+    admission.count_items(second, {"text": 4})
+    assert admission.statistics().items == 8
+    admission.leave(third)
+    admission.count_items(second, {"text": 5})
+    with pytest.raises(Overloaded, match="limit of 8 items"):
+        admission.count_items(second, {"text": 6})
+
+
 def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
     admission = admission_of()
     reservation = admission.enter(body_bytes=400, timeout_s=FOREVER)

@@ -6,6 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,12 +16,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from staged_pool.runtime.models.tokenizing.lone_images import ImageTokens
+from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.runtime.payloads import Payload, Pixels, PreparedImage, SparseVector, TokenSequence, Values
 from staged_pool.runtime.remote.arrays import (
     Block,
-    PackedArray,
     PackedImage,
     PackedPayload,
+    PackedPixels,
     PackedRow,
     pack_key,
     pack_outputs,
@@ -30,17 +33,34 @@ from staged_pool.runtime.remote.arrays import (
     unpack_payload,
     unpack_row,
 )
-from staged_pool.runtime.remote.messages import PackedError, pack_error, unpack_error
+from staged_pool.runtime.remote.limits import PayloadLimits, PixelLimits
+from staged_pool.runtime.remote.packed_errors import PackedError, pack_error, unpack_error
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.spans import Span
 from staged_pool.stages import errors
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.wire import Bytes, WireError
 
-IDS = st.integers(-(2**31), 2**31 - 1)
+VOCABULARY, IMAGE_TOKEN = 1000, 5000
 COUNTS = st.integers(0, 10**6)
-OUTPUTS = st.frozensets(st.sampled_from(Output))
-GRIDS = st.none() | st.tuples(st.integers(0, 100), st.integers(0, 100))
+OUTPUTS = st.frozensets(st.sampled_from(Output), min_size=1)
+TEXTS = PayloadLimits(
+    lane="text",
+    outputs=frozenset(Output),
+    max_tokens=40,
+    token_ids=VOCABULARY,
+    adapters=frozenset({None, "a", "b"}),
+)
+"""Limits of a lane of texts."""
+LONE = replace(TEXTS, lane="image")
+"""Limits of images, whatever their shape."""
+PLANES = PixelLimits(layout="planes", size=None, edge=None, frames=1, merge=1, patches=None)
+SEEING = replace(
+    LONE,
+    pixels=PLANES,
+    layout=ImageLayout(image_token=IMAGE_TOKEN, merge=None, tokens=2, grid_positions=False),
+)
+"""Limits of images between texts."""
 
 
 def arrays(*dtypes: Any) -> st.SearchStrategy[NDArray[Any]]:
@@ -54,21 +74,45 @@ def arrays(*dtypes: Any) -> st.SearchStrategy[NDArray[Any]]:
     return st.builds(array, st.sampled_from(dtypes), shapes, st.integers(0, 1000))
 
 
-pixels = st.builds(Pixels, arrays(np.uint8, np.float32), GRIDS)
-images = st.builds(PreparedImage, pixels, OUTPUTS, COUNTS)
-sequences = st.builds(
-    TokenSequence,
-    st.lists(IDS, max_size=40),
-    OUTPUTS,
-    st.none() | COUNTS,
-    COUNTS,
-    COUNTS,
-    st.none() | st.lists(COUNTS, max_size=5).map(tuple),
-    st.none() | st.lists(st.builds(Span, COUNTS, COUNTS, st.none() | COUNTS), max_size=5).map(tuple),
-    st.lists(pixels, max_size=3).map(tuple),
-    st.booleans(),
-)
-plain_sequences = st.builds(TokenSequence, st.lists(IDS, max_size=40), OUTPUTS)
+def sizes(low: int = 1) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(low, 5), st.integers(low, 5))
+
+
+def picture(size: tuple[int, int], dtype: Any) -> Pixels:
+    return Pixels(np.full((3, *size), size[0] + size[1], dtype))
+
+
+def own_form(values: NDArray[Any], grid: tuple[int, int] | None, outputs: frozenset[Output]) -> PreparedImage:
+    return PreparedImage(Pixels(values, grid), outputs, min(values.size, 3))
+
+
+pictures = st.builds(picture, sizes(), st.sampled_from([np.uint8, np.float32]))
+images = st.builds(own_form, arrays(np.uint8, np.float32).filter(lambda each: each.size), st.none() | sizes(), OUTPUTS)
+
+
+@st.composite
+def sequences(draw: st.DrawFn, *, with_images: bool = False) -> TokenSequence:
+    """A sequence that a preprocess stage may make."""
+    seen = tuple(draw(st.lists(pictures, min_size=1, max_size=3))) if with_images else ()
+    words = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30))
+    ids = draw(st.permutations([*words, *[IMAGE_TOKEN] * 2 * len(seen)]))
+    tokens, places = len(ids), st.integers(0, len(ids) - 1)
+    ends = sorted(draw(st.sets(st.integers(1, tokens), max_size=4)) | {tokens})
+    return TokenSequence(
+        list(ids),
+        draw(OUTPUTS),
+        draw(st.none() | places),
+        draw(COUNTS),
+        draw(places),
+        draw(st.none() | st.sets(places).map(lambda some: tuple(sorted(some)))),
+        images=seen,
+        chunks=draw(st.none() | st.just(tuple(end - start for start, end in zip([0, *ends], ends, strict=False)))),
+        adapter=draw(st.sampled_from([None, "a", "b"])),
+    )
+
+
+plain_sequences = st.builds(TokenSequence, st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40), OUTPUTS)
+looked_up = plain_sequences.map(lambda each: replace(each, outputs=frozenset({Output.SPARSE}), looked_up=True))
 sparse = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 9, width=32)), max_size=9).map(
     lambda pairs: SparseVector(
         np.array([index for index, _ in pairs], np.int32), np.array([weight for _, weight in pairs], np.float32)
@@ -95,14 +139,29 @@ def over_the_wire(packed: Any, kind: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=kind)
 
 
-@given(payloads=st.lists(images | sequences | plain_sequences, max_size=4))
-def test_every_payload_arrives_as_it_was_sent(payloads: list[Payload]) -> None:
+LANES: list[tuple[PayloadLimits, st.SearchStrategy[Any]]] = [
+    (TEXTS, sequences() | plain_sequences | looked_up),
+    (LONE, images),
+    (SEEING, sequences(with_images=True)),
+]
+
+
+@given(lane=st.sampled_from(LANES), data=st.data())
+def test_every_payload_arrives_as_it_was_sent(lane: tuple[PayloadLimits, Any], data: st.DataObject) -> None:
+    limits, payloads = lane[0], data.draw(st.lists(lane[1], max_size=4))
     parts: list[Bytes] = []
     packed = [pack_payload(payload, parts) for payload in payloads]
     block = Block(b"".join(parts))
-    arrived = [unpack_payload(each, block) for each in over_the_wire(packed, list[PackedPayload])]
+    arrived = [unpack_payload(each, block, limits) for each in over_the_wire(packed, list[PackedPayload])]
     assert same(arrived, payloads)
     assert all(not each.pixels.values.flags.writeable for each in arrived if isinstance(each, PreparedImage))
+
+
+def test_spans_stay_in_the_front() -> None:
+    sequence = TokenSequence([1, 2], frozenset({Output.DENSE}), spans=(Span(0, 1, 0), Span(1, 2, 0)))
+    parts: list[Bytes] = []
+    packed = pack_payload(sequence, parts)
+    assert same(unpack_payload(packed, Block(b"".join(parts)), TEXTS), replace(sequence, spans=None))
 
 
 @given(given_rows=st.lists(rows, max_size=4))
@@ -120,22 +179,22 @@ def test_arrays_that_do_not_lie_in_one_piece_arrive_as_they_are() -> None:
     assert same(unpack_row(packed, Block(b"".join(parts)))[Output.DENSE], np.array(values))
 
 
-@given(payload=images | sequences, cut=st.integers(1, 64))
-def test_a_block_without_all_arrays_is_an_error(payload: Payload, cut: int) -> None:
+@given(lane=st.sampled_from(LANES), data=st.data(), cut=st.integers(1, 64))
+def test_a_block_without_all_arrays_is_an_error(lane: tuple[PayloadLimits, Any], data: st.DataObject, cut: int) -> None:
+    payload: Payload = data.draw(lane[1])
     parts: list[Bytes] = []
     packed = pack_payload(payload, parts)
-    data = b"".join(parts)
-    assume(len(data) >= cut + 8)
+    sent = b"".join(parts)
+    assume(len(sent) >= cut + 8)
     with pytest.raises(WireError, match="has not sent"):
-        unpack_payload(packed, Block(data[: -cut - 8]))  # the last 7 bytes may be padding
+        unpack_payload(packed, Block(sent[: -cut - 8]), lane[0])  # the last 7 bytes may be padding
 
 
-@pytest.mark.parametrize("shape", [(1 << 62, 1 << 62), (0, *(1,) * 70), (0, 1 << 62, 1 << 62)])
-def test_no_shape_is_more_than_an_error(shape: tuple[int, ...]) -> None:
-    packed = PackedImage(1, 1, over_the_wire([PackedArray("|u1", shape), None, 1, None], Any))
-    packed = over_the_wire(packed, PackedPayload)
+@pytest.mark.parametrize("shape", [[1 << 50, 1 << 50], [0, 1 << 53, 1 << 53], [0, 1 << 53, 1 << 53, 1 << 53]])
+def test_no_shape_is_more_than_an_error(shape: list[int]) -> None:
+    packed = over_the_wire(PackedImage(1, 1, PackedPixels("|u1", shape, None, 1, None)), PackedPayload)
     with pytest.raises(WireError):
-        unpack_payload(packed, Block(b"12345678"))
+        unpack_payload(packed, Block(b"12345678"), LONE)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +205,15 @@ def test_no_shape_is_more_than_an_error(shape: tuple[int, ...]) -> None:
         [0, 1 << len(Output), 1],
         [0, 1, -1],
         [0, 1, "1"],
-        [2, 1, 1, [["|O8", [1]], None]],
-        [2, 1, 1, [["<f4", [-1, -4]], None]],
-        [2, 1, 1, [["<f4", ["abc"]], None]],
-        [2, 1, 1, [["<f4", [1]], [1]]],
-        [1, 1, 1, None, 0, 0, None, [[0, 1]], []],
+        [2, 1, 1, ["|O8", [1], None, 1, None]],
+        [2, 1, 1, ["<f4", [-1, -4], None, 1, None]],
+        [2, 1, 1, ["<f4", ["abc"], None, 1, None]],
+        [2, 1, 1, ["<f4", [1] * 5, None, 1, None]],
+        [2, 1, 1, ["<f4", [1], [1], 1, None]],
+        [2, 1, 1, ["<f4", [1], None, 0, None]],
+        [2, 1, 1, ["<f4", [1], None, 1, math.nan]],
+        [1, 1, 1, None, 0, 0, None, []],
+        [1, 1, 1, None, -1, 0, None, [], False, None, None],
         [],
         {},
     ],
@@ -158,6 +221,123 @@ def test_no_shape_is_more_than_an_error(shape: tuple[int, ...]) -> None:
 def test_plain_values_of_another_shape_are_no_payload(plain: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         over_the_wire(plain, PackedPayload)
+
+
+# ---- beyond the limits of a model ----
+
+SEQUENCE = TokenSequence([1, 2, 3], frozenset({Output.DENSE}))
+WRONG_SEQUENCES = {
+    "no token": replace(SEQUENCE, ids=[]),
+    "too many tokens": replace(SEQUENCE, ids=[1] * 41),
+    "an id behind the vocabulary": replace(SEQUENCE, ids=[1, VOCABULARY]),
+    "an id below 0": replace(SEQUENCE, ids=[1, -1]),
+    "an image token": replace(SEQUENCE, ids=[1, IMAGE_TOKEN]),
+    "no output": replace(SEQUENCE, outputs=frozenset[Output]()),
+    "a first segment behind the end": replace(SEQUENCE, first_tokens=4),
+    "tokens that see nothing": replace(SEQUENCE, unseen_tokens=3),
+    "a kept token behind the end": replace(SEQUENCE, kept=(0, 3)),
+    "a kept token before the start": replace(SEQUENCE, kept=(-1, 2)),
+    "kept tokens in no order": replace(SEQUENCE, kept=(2, 0)),
+    "a token kept twice": replace(SEQUENCE, kept=(1, 1)),
+    "more kept tokens than there are": replace(SEQUENCE, kept=(0, 1, 2, 3)),
+    "chunks that sum to more": replace(SEQUENCE, chunks=(1, 3)),
+    "chunks that sum to less": replace(SEQUENCE, chunks=(1, 1)),
+    "a chunk below 0": replace(SEQUENCE, chunks=(4, -1)),
+    "an empty chunk": replace(SEQUENCE, chunks=(3, 0)),
+    "no chunk": replace(SEQUENCE, chunks=()),
+    "chunks of 2^31 tokens": replace(SEQUENCE, chunks=(2**31 - 1, -(2**31) + 4)),
+    "an unknown adapter": replace(SEQUENCE, adapter="c"),
+    "a look-up of a vector": replace(SEQUENCE, looked_up=True),
+    "an image": replace(SEQUENCE, images=(picture((1, 1), np.uint8),)),
+}
+
+
+def arrives(payload: Payload, limits: PayloadLimits) -> Payload:
+    parts: list[Bytes] = []
+    packed = over_the_wire(pack_payload(payload, parts), PackedPayload)
+    return unpack_payload(packed, Block(b"".join(parts)), limits)
+
+
+@pytest.mark.parametrize("wrong", WRONG_SEQUENCES.values(), ids=WRONG_SEQUENCES)
+def test_a_sequence_beyond_the_limits_is_an_error(wrong: TokenSequence) -> None:
+    with pytest.raises(WireError, match=r"wrong number: `[a-z_]+` "):
+        arrives(wrong, TEXTS)
+
+
+def test_no_sequence_is_one_of_a_lane_of_images_and_the_reverse() -> None:
+    image = PreparedImage(picture((2, 2), np.uint8), frozenset({Output.DENSE}), 1)
+    arrives(image, LONE)
+    for payload, limits in ((image, TEXTS), (image, SEEING), (SEQUENCE, LONE), (SEQUENCE, SEEING)):
+        with pytest.raises(WireError, match="wrong number"):
+            arrives(payload, limits)
+
+
+def of_shape(*shape: int, grid: tuple[int, int] | None = None, steps: int = 1, step_s: float | None = None) -> Pixels:
+    return Pixels(np.zeros(shape, np.uint8), grid, steps, step_s)
+
+
+SIZED = replace(PLANES, size=(4, 6))
+TILES = replace(PLANES, layout="tiles", edge=4)
+PATCHES = replace(PLANES, layout="channels first", edge=2, frames=2, merge=2, patches=16)
+RIGHT_PIXELS = [
+    (PLANES, of_shape(3, 5, 7)),
+    (SIZED, of_shape(3, 4, 6)),
+    (TILES, of_shape(1, 3, 4, 4)),
+    (TILES, of_shape(1, 3, 4, 4, grid=(1, 1))),
+    (TILES, of_shape(7, 3, 4, 4, grid=(2, 3))),
+    (PATCHES, of_shape(8, 12, grid=(2, 4))),
+    (PATCHES, of_shape(16, 24, grid=(2, 4), steps=2, step_s=0.5)),
+]
+WRONG_PIXELS = [
+    (PLANES, of_shape(3, 0, 7)),
+    (PLANES, of_shape(1, 5, 7)),
+    (PLANES, of_shape(3, 35)),
+    (PLANES, of_shape(3, 5, 7, grid=(5, 7))),
+    (PLANES, of_shape(3, 5, 7, steps=2)),
+    (SIZED, of_shape(3, 6, 4)),
+    (TILES, of_shape(2, 3, 4, 4)),
+    (TILES, of_shape(6, 3, 4, 4, grid=(2, 3))),
+    (TILES, of_shape(7, 3, 4, 5, grid=(2, 3))),
+    (TILES, of_shape(1, 3, 4, 4, step_s=1.0)),
+    (PATCHES, of_shape(8, 12)),
+    (PATCHES, of_shape(8, 12, grid=(2, 3))),
+    (PATCHES, of_shape(9, 12, grid=(3, 3))),
+    (PATCHES, of_shape(8, 13, grid=(2, 4))),
+    (PATCHES, of_shape(20, 12, grid=(2, 10))),
+    (PATCHES, of_shape(8, 12, grid=(2, 4), steps=2)),
+    (PATCHES, of_shape(8, 24, grid=(2, 4), steps=2, step_s=0.5)),
+    (PATCHES, of_shape(16, 12, grid=(2, 4), steps=2, step_s=0.5)),
+]
+
+
+@pytest.mark.parametrize(("limits", "pixels"), RIGHT_PIXELS)
+def test_pixels_of_a_model_arrive(limits: PixelLimits, pixels: Pixels) -> None:
+    arrives(PreparedImage(pixels, frozenset({Output.DENSE}), 1), replace(LONE, pixels=limits))
+
+
+@pytest.mark.parametrize(("limits", "pixels"), WRONG_PIXELS)
+def test_pixels_of_another_shape_are_an_error(limits: PixelLimits, pixels: Pixels) -> None:
+    with pytest.raises(WireError, match=r"wrong number: `(values|grid|steps|step_s)`"):
+        arrives(PreparedImage(pixels, frozenset({Output.DENSE}), 1), replace(LONE, pixels=limits))
+
+
+def test_the_tokens_of_an_image_are_those_of_its_pixels() -> None:
+    lone = replace(LONE, lone=ImageTokens(patch=(2, 2), extra=1))
+    arrives(PreparedImage(of_shape(3, 4, 6), frozenset({Output.DENSE}), 7), lone)
+    for tokens in (0, 6, 8):
+        with pytest.raises(WireError, match="`tokens`"):
+            arrives(PreparedImage(of_shape(3, 4, 6), frozenset({Output.DENSE}), tokens), lone)
+    with pytest.raises(WireError, match="does not have the tokens of its images"):
+        arrives(replace(SEQUENCE, ids=[1, IMAGE_TOKEN], images=(of_shape(3, 4, 6),)), SEEING)
+
+
+def test_payloads_that_may_not_share_a_batch_have_different_keys() -> None:
+    wide, tall = (PreparedImage(of_shape(3, *size), frozenset({Output.DENSE}), 1) for size in ((2, 4), (4, 2)))
+    sized = replace(LONE, pixels=PLANES)
+    assert sized.batch_key(wide) != sized.batch_key(tall)
+    assert LONE.batch_key(wide) == LONE.batch_key(tall)
+    others = [replace(SEQUENCE, adapter="a"), replace(SEQUENCE, outputs=frozenset({Output.SPARSE}))]
+    assert len({TEXTS.batch_key(each) for each in (SEQUENCE, *others)}) == 3
 
 
 @given(outputs=OUTPUTS)
@@ -221,6 +401,9 @@ def test_an_error_of_a_plugin_arrives_as_the_one_that_it_is_derived_from() -> No
         (PackedError("Final", "1", {}), "unknown class Final"),
         (PackedError("Overloaded", "full", {}), r"Overloaded with the arguments \[\]"),
         (PackedError("Unsupported", "x", {"args": 1}), r"Unsupported with the arguments \['args'\]"),
+        (PackedError("Overloaded", "full", {"retry_after_s": "soon"}), "`error.retry_after_s` is a str in Overloaded"),
+        (PackedError("ModelFailed", "NaN", {"index": 0.5}), "`error.index` is a float in ModelFailed"),
+        (PackedError("StageFailed", "x", {"stage": None}), "`error.stage` is a NoneType in StageFailed"),
     ],
 )
 def test_an_error_that_cannot_be_made_is_an_error_of_the_wire(packed: PackedError, words: str) -> None:

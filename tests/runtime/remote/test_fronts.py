@@ -17,6 +17,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.front_desk import FrontDesk
+from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.port import IN_FRAME_BYTES, RING_BYTES, Port
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import (
@@ -28,7 +29,8 @@ from staged_pool.stages.errors import (
     StagedPoolError,
 )
 from staged_pool.stages.unix_stream import UnixStream
-from tests.servers.fronts import Joined, device_engine_on, fronts_on, join
+from tests.runtime.remote.test_garbage import HELLO, admit, data, say
+from tests.servers.fronts import Joined, device_engine_on, fronts_on, join, terms_of
 from tests.support.cards import BOTH_LANES
 from tests.support.deadlines import LATER_S, let_deadlines_pass
 from tests.support.gates import Gate
@@ -290,6 +292,18 @@ async def test_a_request_also_waits_past_an_engine_process_that_dies_before_it_s
             assert np.array_equal(outcomes[0].dense[0], expected("meanwhile"))
             front.scope.cancel()
             await until(lambda: len(front.ends) == 2)
+
+
+async def test_a_request_let_in_as_its_front_leaves_gives_its_place_back() -> None:
+    """Both messages come at once, and there is room: it is let in before it notices that it has left."""
+    config, desk = EngineConfig(max_requests=1), FrontDesk()
+    model = LetterModel()
+    async with device_engine_on(model, config, desk) as device:
+        desk.add(device, terms_of(model, config))
+        leave = data(messages.Leave(1, answered=False, elsewhere_s=0.0, rejected=False))
+        assert "closed it" in await say(desk, HELLO + admit(waits=True) + leave)
+        assert device.statistics().admission.admitted == 1
+        assert device.statistics().admission.requests == 0
 
 
 @pytest.mark.parametrize("ring_bytes", [RING_BYTES, 2 * IN_FRAME_BYTES, 0], ids=["ring", "full", "none"])

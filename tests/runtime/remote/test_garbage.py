@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from staged_pool.runtime.remote.arrays import PackedIds, pack_row
 from staged_pool.runtime.remote.line import FrontLine, ModelsChanged
 from staged_pool.runtime.remote.messages import Kind, Message, ModelTerms, Welcome, encoded
 from staged_pool.runtime.remote.port import Rings
+from staged_pool.runtime.remote.store import ArrayStore
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.runtime.version import VERSION
@@ -63,7 +65,7 @@ def items(**changed: Any) -> bytes:
     """Return the bytes of a list of one item, with some fields changed."""
     fields: dict[str, Any] = {
         "model": 0, "lane": "text", "preparing": 0, "call_s": 0.0, "block": None, "block_bytes": 8, "keys": [(1, 0, 0)],
-        "tokens": [2], "batch_keys": [b"k"], "identities": [None], "payloads": [PackedIds(1, 2)],
+        "identities": [None], "payloads": [PackedIds(1, 2)],
     }  # fmt: skip
     return plain(Kind.ITEMS, *(fields | changed).values(), raw=np.array([97, 98], np.int32).tobytes())
 
@@ -75,7 +77,7 @@ TO_ENGINE = [HELLO, admit(), COUNT, items(), data(messages.Leave(1, answered=Tru
 """A whole request of a front."""
 
 
-async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
+async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False, store: ArrayStore | None = None) -> str:
     """Send bytes to the engine process as a front, and close. Returns the reason of the end that it sees."""
     ours, theirs = socket.socketpair()
     memory = [open_memory(1 << 16), open_memory(1 << 16)] if rings else []
@@ -83,7 +85,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
     reasons: list[str] = []
 
     async def serve() -> None:
-        reasons.append(await desk.serve(engine_end, Rings(*memory) if memory else None))
+        reasons.append(await desk.serve(engine_end, Rings(*memory) if memory else None, store))
 
     async with anyio.create_task_group() as tasks, front_end:
         tasks.start_soon(serve)
@@ -110,7 +112,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
         (HELLO + plain(Kind.ADMIT, 1, 0, 1, float("nan"), "interactive", None, None, True), "cannot be read"),
         (HELLO + NO_UTF_8, "ADMIT frame that cannot be read"),
         (HELLO + admit(model=1), "a model 1, which does not exist"),
-        (HELLO + admit(model=-1), "a model -1, which does not exist"),
+        (HELLO + admit(model=-1), "ADMIT frame that cannot be read: Expected `int` >= 0 - at `model`"),
         (HELLO + admit() * 2, "asks twice for a request 1"),
         (HELLO + admit(waits=True) * 2, "asks twice for a request 1"),
         (HELLO + admit() + plain(Kind.COUNT, 1, {}), "cannot be read"),
@@ -118,7 +120,19 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
         (HELLO + admit() + plain(Kind.COUNT, 1, {"image": 1}), "a lane image, which model 0 does not have"),
         (HELLO + admit() + items(lane="image"), "a lane image, which model 0 does not have"),
         (HELLO + admit() + items(model=2), "a model 2, which does not exist"),
-        (HELLO + admit() + items(tokens=[1, 2]), "1 keys, and not as many of everything else"),
+        (HELLO + admit() + COUNT * 2, "`inputs` are counted twice"),
+        (HELLO + admit() + items(), "`keys` has no new item of its request"),
+        (HELLO + admit() + COUNT + items(keys=[(1, 1, 0)]), "`keys` has no new item of its request"),
+        (HELLO + admit() + COUNT + items() * 2, "`keys` has no new item of its request"),
+        (HELLO + admit() + COUNT + items(keys=[(1, 0, 1)]), "`keys` has parts of an input that is not cut"),
+        (HELLO + admit() + COUNT + items(keys=[(1, 0, 1024)]), "at `keys[0][2]`"),
+        (HELLO + admit() + items(identities=[None] * 2), "1 keys, and not as many of everything else"),
+        (HELLO + admit() + items(identities=[b"short"]), "cannot be read"),
+        (HELLO + admit() + items(block_bytes=16), "`block_bytes` is not the size"),
+        (HELLO + admit() + COUNT + items(payloads=[PackedIds(1, 0)]), "`ids` is no number of tokens"),
+        (HELLO + admit() + COUNT + items(payloads=[PackedIds(2, 2)]), "`outputs` has one of another model"),
+        (HELLO + data(messages.Leave(1, True, 0.0, False))[:-2] + b"\xc2\xc0", "LEAVE frame that cannot be read"),
+        (HELLO + plain(Kind.LEAVE, 1, True, float("nan"), False), "at `elsewhere_s`"),
         (HELLO + admit() + items(keys=[(1, -1, 0)]), "cannot be read"),
         (HELLO + admit() + items(payloads=[PackedIds(1, 3)]), "has not sent"),
         (HELLO + admit() + items(block=0), "this line has none"),
@@ -126,7 +140,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False) -> str:
         (HELLO + plain(Kind.FREE, [b"name"]), "this line has none"),
         (HELLO + plain(Kind.FREE, [0]), "this line has none"),
         (HELLO + plain(Kind.CLEAR, 7, True), "a model 7, which does not exist"),
-        (HELLO + admit() + items() * 200, "without a credit"),
+        (HELLO + admit() + items(keys=[(9, 0, 0)]) * 200, "without a credit"),
     ],
     ids=count(),
 )
@@ -144,7 +158,9 @@ async def test_what_a_front_may_not_send_ends_its_line_with_words(sent: bytes, w
     ("sent", "words"),
     [
         (items(block=0, block_bytes=1 << 17), "the ring has 65536"),
-        (items(block=-8), "the ring has 65536"),
+        (items(block=1 << 17), "the ring has 65536"),
+        (items(block=-64), "cannot be read"),
+        (items(block=8), "Expected `int` that's a multiple of 64"),
         (plain(Kind.FREE, [64]), "where there is none"),
     ],
     ids=count(),
@@ -260,7 +276,9 @@ async def hear(sent: bytes, use: Callable[[FrontLine, list[str]], Any] | None = 
         (WELCOME + WELCOME, "sends a Welcome message, which this end does not take"),
         (WELCOME + HELLO, "sends a Hello message, which this end does not take"),
         (WELCOME + data(messages.State(1, None, None, {}, NO_LOAD)), "a model 1, which does not exist"),
-        (WELCOME + data(messages.State(-1, None, None, {}, NO_LOAD)), "a model -1, which does not exist"),
+        (WELCOME + data(messages.State(-1, None, None, {}, NO_LOAD)), "STATE frame that cannot be read"),
+        (WELCOME + data(messages.State(0, None, None, {"text": -1}, NO_LOAD)), "at `fed"),
+        (WELCOME + data(messages.State(0, None, None, {}, replace(NO_LOAD, fullness=math.nan))), "`load.fullness`"),
         (WELCOME + data(messages.Clear(5, results=False)), "a model 5, which does not exist"),
         (WELCOME + plain(Kind.FREE, [0]), "this line has none"),
         (WELCOME + plain(Kind.REFUSED, 1, ["Overloaded", "full", {}]), "the arguments []"),
@@ -279,7 +297,15 @@ async def test_what_an_engine_process_may_not_send_ends_its_line_with_words(sent
         (rows(keys=[]), "0 keys, and not as many of everything else"),
         (rows(fed={"image": 1}), "a lane image, which this model does not have"),
         (rows(block=0), "this line has none"),
-        (rows(rows=[[[0, 0, ["<f4", [5]]]]]), "has not sent"),
+        (rows(rows=[[[0, 0, [5]]]]), "has not sent"),
+        (rows(rows=[[[0, 0, [3]]]]), "`rows` has dense of a wrong shape"),
+        (rows(rows=[[[0, 0, [2, 2]]]]), "`rows` has dense of a wrong shape"),
+        (rows(rows=[[]]), "`rows` has other outputs"),
+        (rows(rows=[[[0, 1, [4]]]]), "`rows` has other outputs"),
+        (rows(rows=[[[0, 0, [1]], [0, 0, [1]]]]), "`rows` has two values of one output"),
+        (rows(rows=[[[1, 0, 1]]]), "`rows` has no values of dense"),
+        (rows(queue_s=[-1.0]), "at `queue_s"),
+        (rows(block_bytes=8), "`block_bytes` is not the size"),
         (rows(model=1), "a model 1, which does not exist"),
         (data(messages.Credit(0, "text", 99)), "99 credits of the batch stage"),
         (data(messages.Credit(0, "image", 1)), "a lane image, which this model does not have"),

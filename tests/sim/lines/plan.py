@@ -41,12 +41,26 @@ class EndPlan:
     """The front dies, too."""
 
 
+@dataclass(slots=True)
+class LiarPlan:
+    """A front that lies; see `liar.py`."""
+
+    at: float = 0.0
+    requests: int = 1
+    """Requests that it speaks of."""
+    lies: float = 0.5
+    """Part of its messages that is corrupted."""
+    stays_s: float = 0.0
+    seed: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class LineWorld:
     seed: int = 0
     fronts: int = 1
     requests: list[RequestPlan] = field(default_factory=list)
     ends: list[EndPlan] = field(default_factory=list)
+    liars: list[LiarPlan] = field(default_factory=list)
     absent_s: float = 0.01
     """Seconds until there is another line, or another engine process."""
     max_requests: int = 64
@@ -74,7 +88,8 @@ def from_json(given: Mapping[str, Any]) -> LineWorld:
     plain = dict(given)
     requests = [RequestPlan(**request) for request in plain.pop("requests", [])]
     ends = [EndPlan(**end) for end in plain.pop("ends", [])]
-    return LineWorld(requests=requests, ends=ends, **plain)
+    liars = [LiarPlan(**liar) for liar in plain.pop("liars", [])]
+    return LineWorld(requests=requests, ends=ends, liars=liars, **plain)
 
 
 def draw(seed: int) -> LineWorld:
@@ -120,4 +135,15 @@ def draw(seed: int) -> LineWorld:
         world.drains_at = rng.randint(0, 30) * TICK_S
     for plan in world.requests:
         plan.is_large = rng.random() < 0.3
+    if rng.random() < 0.5:
+        world.liars = [
+            LiarPlan(
+                at=rng.randint(0, 20) * TICK_S,
+                requests=rng.randint(1, 4),
+                lies=some([0.0, 0.1, 0.5]),
+                stays_s=rng.randint(0, 20) * TICK_S,
+                seed=rng.randrange(1 << 30),
+            )
+            for _ in range(rng.randint(1, 3))
+        ]
     return world

@@ -22,6 +22,7 @@ from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.engine.lanes import LaneParts, lane_service_time
 from staged_pool.runtime.engine.open_front import run_front_engine
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
+from staged_pool.runtime.payloads import Payload, PreparedImage, Row
 from staged_pool.runtime.remote import port
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.runtime.remote.port import Rings
@@ -33,7 +34,8 @@ from staged_pool.stages.stage import StageOptions
 from tests.servers.fronts import terms_of
 from tests.sim import clock as virtual
 from tests.sim.clock import Backend, Stuck
-from tests.sim.lines.plan import TICK_S, EndPlan, LineWorld, RequestPlan, draw, from_json
+from tests.sim.lines.liar import Liar
+from tests.sim.lines.plan import TICK_S, EndPlan, LiarPlan, LineWorld, RequestPlan, draw, from_json
 from tests.sim.lines.wire import SimStream, joined
 from tests.sim.running import LOGGED, SLIPS, Report, run_block, slips
 from tests.support.cards import BOTH_LANES
@@ -66,6 +68,32 @@ class TickOffload:
             value = function(argument)
         await anyio.lowlevel.checkpoint_if_cancelled()
         return value
+
+
+class KernelModel(LetterModel):
+    """A model that notes what a kernel would read behind an array."""
+
+    def __init__(self, violations: list[str]) -> None:
+        super().__init__(card=BOTH_LANES)
+        self._violations = violations
+
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        self._violations += [f"a kernel gets {payload}" for payload in payloads if not _is_readable(payload)]
+        return super().forward(payloads, at_once)
+
+
+def _is_readable(payload: Payload) -> bool:
+    if isinstance(payload, PreparedImage):
+        return 0 < payload.tokens <= payload.pixels.values.size
+    tokens, kept, chunks = len(payload.ids), payload.kept or (), payload.chunks
+    return (
+        0 < tokens <= BOTH_LANES.max_tokens
+        and all(0 <= token < BOTH_LANES.vocabulary for token in payload.ids)
+        and all(0 <= place < tokens for place in kept)
+        and (chunks is None or (sum(chunks) == tokens and min(chunks) > 0))
+        and 0 <= payload.unseen_tokens < tokens
+        and not payload.images
+    )
 
 
 class SimFront:
@@ -114,7 +142,7 @@ class LineSimulation:
             target_delay_s=1000.0,
             drain_timeout_s=100.0,
         )
-        self._model = LetterModel(card=BOTH_LANES)
+        self._model = KernelModel(self.violations)
         self._terms = terms_of(self._model, self._config)
 
     async def run(self) -> None:
@@ -137,6 +165,8 @@ class LineSimulation:
             async with anyio.create_task_group() as clients:
                 for number, plan in enumerate(self.world.requests):
                     clients.start_soon(self._ask, number, plan, fronts[plan.front])
+                for liar in self.world.liars:
+                    clients.start_soon(self._lie, liar)
                 if self.world.drains_at < math.inf:
                     clients.start_soon(self._drain, fronts[0])
             await anyio.sleep(REST_S)
@@ -221,10 +251,24 @@ class LineSimulation:
         finally:
             ours.cut()
 
-    async def _note_reason(self, serve: Any) -> None:
+    async def _note_reason(self, serve: Any, is_of_a_liar: bool = False) -> None:
         reason = await serve()
-        if reason not in ENDS:
+        if reason not in ENDS and (not is_of_a_liar or "crashed" in reason):
             self.violations.append(f"a line ended: {reason}")
+
+    async def _lie(self, plan: LiarPlan) -> None:
+        """Join a front that lies to the engine process, once."""
+        await anyio.sleep(plan.at)
+        if self._desk is None:
+            return
+        ours, theirs = joined(self._rng, self.world)
+        memory = [open_memory(self.world.ring_bytes) for _ in range(2)] if self.world.ring_bytes else []
+        serving = partial(self._desk.serve, theirs, Rings(*memory) if memory else None)
+        self._lines.start_soon(self._note_reason, serving, True)
+        try:
+            await Liar(plan).run(ours)
+        finally:
+            ours.cut()
 
     async def _end(self, end: EndPlan, fronts: Sequence[SimFront]) -> None:
         await anyio.sleep(end.at)
@@ -317,7 +361,7 @@ class LineSimulation:
                     "it waits"
                     if plan.waits and not plan.streams
                     else None
-                    if world.max_requests < 64
+                    if world.max_requests < 64 or world.liars
                     else "there is room"
                 )
             case EngineStopped():
@@ -361,6 +405,8 @@ class LineSimulation:
         found["requests in the engine process"] = admission.requests + len(device.requests.open)
         found["tokens in the engine process"] = admission.tokens + round(sum(device.admission.in_flight.fed.values()))
         found["requests that wait to enter"] = device.entrance.waiting
+        for preparing in device.stages.preparing.values():
+            found["reports of fronts that are gone"] += len(preparing.reports.keys() - desk._fronts)
         for end in desk._fronts:
             found["requests of a front"] += len(end._tickets) + len(end._entering)
             found["lists in front of the batch stage"] += sum(inbox.waiting for inbox in end._inboxes.values())

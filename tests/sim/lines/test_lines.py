@@ -14,11 +14,15 @@ from staged_pool.runtime.engine import front_desk
 from staged_pool.runtime.remote import arrays, messages
 from staged_pool.runtime.remote.arrays import Block
 from staged_pool.runtime.remote.batch import RemoteBatchStage
+from staged_pool.runtime.remote.limits import PayloadLimits
 from staged_pool.runtime.remote.line import FrontLine
 from staged_pool.runtime.remote.model import RemoteModel
+from staged_pool.runtime.remote.packed_errors import pack_error
 from staged_pool.runtime.remote.port import Port
 from staged_pool.stages.credit import CreditChannel
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.ring import RingWriter
+from staged_pool.stages.wire import WireError
 from tests.sim.clock import BACKENDS, Backend
 from tests.sim.lines.plan import draw, from_json
 from tests.sim.lines.running import run_lines
@@ -187,6 +191,68 @@ def waiting_requests_cannot_leave() -> Any:
     return mock.patch.object(FRONT, "_leave", leave)
 
 
+def places_of_requests_that_left_while_they_were_let_in_are_kept() -> Any:
+    async def admit_later(self: Any, engine: Any, message: Any, arriving: Any, *when: Any) -> None:
+        now, scope = when
+        with scope:
+            try:
+                reservation = await engine.entrance.enter(arriving)
+            except StagedPoolError as error:
+                self.port.post(messages.Refused(message.request, pack_error(error)))
+            else:
+                if not scope.cancel_called:
+                    self._entered(engine, message, reservation, now)
+            finally:
+                del self._entering[message.request]
+
+    return mock.patch.object(FRONT, "_admit_later", admit_later)
+
+
+def reports_of_a_dead_front_stay() -> Any:
+    original = FRONT.leave_all
+
+    def leave_all(self: Any) -> None:
+        kept = [
+            dict(preparing.reports) for engine in self._desk.engines for preparing in engine.stages.preparing.values()
+        ]
+        original(self)
+        for engine in self._desk.engines:
+            for preparing, reports in zip(engine.stages.preparing.values(), kept, strict=True):
+                preparing.reports.update(reports)
+
+    return mock.patch.object(FRONT, "leave_all", leave_all)
+
+
+def numbers_of_payloads_are_not_checked() -> Any:
+    return mock.patch.multiple(PayloadLimits, check=_nothing, check_ids=_nothing, check_count=_nothing)
+
+
+def a_wrong_number_of_a_front_is_an_error_of_the_engine_process() -> Any:
+    original = Port._take
+
+    def take(self: Port, frame: Any) -> None:
+        try:
+            original(self, frame)
+        except WireError as error:
+            raise ValueError(str(error)) from error
+
+    return mock.patch.object(Port, "_take", take)
+
+
+def the_account_of_a_front_that_lied_is_kept() -> Any:
+    original = FRONT.leave_all
+
+    def leave_all(self: Any) -> None:
+        if self.port.is_open or not self._tickets:
+            original(self)
+
+    return mock.patch.object(FRONT, "leave_all", leave_all)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
 BUGS: dict[Callable[[], Any], int] = {
     credits_are_not_returned: 0,
     departures_are_lost: 0,
@@ -205,6 +271,11 @@ BUGS: dict[Callable[[], Any], int] = {
     items_of_ended_requests_are_kept: 0,
     time_to_be_let_in_is_not_counted: 1,
     waiting_requests_cannot_leave: 44,
+    places_of_requests_that_left_while_they_were_let_in_are_kept: 125,
+    reports_of_a_dead_front_stay: 6,
+    numbers_of_payloads_are_not_checked: 7,
+    a_wrong_number_of_a_front_is_an_error_of_the_engine_process: 6,
+    the_account_of_a_front_that_lied_is_kept: 6,
 }
 """Bugs, each with a seed that has noticed it; after a change of the worlds others may."""
 
