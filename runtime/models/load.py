@@ -13,11 +13,14 @@ import torch
 
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.load_deadline import LoadDeadline
 from staged_pool.runtime.load_progress import LoadPhase, LoadProgress
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static_tokenizer
+from staged_pool.runtime.models.checkpoint.stored_size import stored_weights
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
 from staged_pool.runtime.models.data_types import choose_dtype
@@ -66,10 +69,14 @@ log = get_logger("staged_pool.models")
 def load_model(
     config: EngineConfig,
     found: FoundModel | None = None,
-    memory: MemoryBudget | None = None,
+    memory: MemoryGovernor | None = None,
     progress: LoadProgress | None = None,
+    deadline: LoadDeadline | None = None,
 ) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes with a download.
+
+    It is the only door to models: what a folder asks for is compared with its weights before anything is built, and
+    memory is reserved before they are read.
 
     On GPUs, `share_memory` sets the size of its batches once all models are loaded.
 
@@ -79,17 +86,23 @@ def load_model(
     Args:
         config: Settings of the engine.
         found: Result of `find_model` for them. None: it is called here.
-        memory: Memory budget of image decodes. None: they are not limited.
+        memory: Memory governor of the process. None: the load has the whole limit, and image decodes have none.
         progress: Told of the phases. None: they are only logged.
+        deadline: Looked at between steps. None: there is no deadline.
 
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
+        NoRoom: There is no memory for its weights. It is a `ConfigError`, too.
+        LoadTimedOut: The deadline has passed.
     """
     threads = config.torch_threads or usable_cores()
     choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
-    with ExitStack() as undo:
+    with ExitStack() as undo, ExitStack() as until_loaded:
         with choices.current():
-            encoder = _load(config, found or find_model(config), memory, progress or LoadProgress(), undo)
+            governor = memory or MemoryGovernor(config.memory_limit_bytes)
+            encoder = _load(
+                config, found or find_model(config), governor, progress or LoadProgress(), deadline or LoadDeadline(), undo, until_loaded
+            )
         undo.pop_all()
     if choices.measured:
         log.debug("model.measured", model=encoder.card.name, decisions=choices.measured)
@@ -121,7 +134,13 @@ def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] 
 
 
 def _load(
-    config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, progress: LoadProgress, undo: ExitStack
+    config: EngineConfig,
+    found: FoundModel,
+    memory: MemoryGovernor,
+    progress: LoadProgress,
+    deadline: LoadDeadline,
+    undo: ExitStack,
+    until_loaded: ExitStack,
 ) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
@@ -133,9 +152,14 @@ def _load(
     folder, source = _read(found, config)
     looked_up = folder.architecture == "static embedding" and config.dtype == "auto"
     dtype = torch.float32 if looked_up else choose_dtype(config.dtype, devices)
-    reader = _open_images(folder, config, memory, undo)
+    deadline.check()
+    reader = _open_images(folder, config, memory.budget, undo)
+    # A GPU gets its weights from the memory of the process, one device after the other.
+    needed = stored_weights(folder.body) * dtype.itemsize * (len(devices) if kind == "cpu" else 1)
+    until_loaded.enter_context(memory.reserved(needed, f"The weights of {found.name}"))
     with progress.phase(found.name, LoadPhase.WEIGHTS):
         replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
+    deadline.check()
     towers = replicas[0].towers
     text = towers.get("text")
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
@@ -159,6 +183,7 @@ def _load(
     )
     with progress.phase(found.name, LoadPhase.WARM_UP):
         _prepare_forwards(replicas, config, found.name)
+    deadline.check()
     if kind == "cpu":
         encoder = _with_workers(encoder, config, threads)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
@@ -205,7 +230,7 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
 
 
 def _open_images(
-    folder: ModelFolder, config: EngineConfig, memory: MemoryBudget | None, undo: ExitStack
+    folder: ModelFolder, config: EngineConfig, memory: MemoryBudget, undo: ExitStack
 ) -> ImageReader | None:
     """Open the reader of a model's images, which `undo` closes. None: the model reads no images."""
     if not (folder.image_heads or folder.images):

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import engine_group
+from staged_pool.runtime.engine import model_loading
 from tests.models.tiny import build
 from tests.servers.on_socket import serving
 from tests.support.waiting import until
@@ -48,13 +48,13 @@ def config(folder: Path, name: str, **settings: Any) -> EngineConfig:
 @contextmanager
 def held_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold each load in its thread until the event is set."""
-    gate, load = threading.Event(), engine_group._load
+    gate, load = threading.Event(), model_loading._load
 
     def held(*given: Any) -> Any:
         assert gate.wait(60)
         return load(*given)
 
-    monkeypatch.setattr(engine_group, "_load", held)
+    monkeypatch.setattr(model_loading, "_load", held)
     try:
         yield gate
     finally:

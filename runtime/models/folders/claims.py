@@ -1,0 +1,139 @@
+"""Check of the numbers in `config.json` before anything is built by them.
+
+The classes of transformers make a module for each layer that a config names, and tables as large as it says. So a file
+of a few bytes could ask for an endless load. What a config asks for must be among the weights that are there.
+
+Numbers that only size tables are compared as a whole, by the model that they describe: see `checkpoint/claimed_size`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from staged_pool.runtime.models.folders.stored_tensors import StoredTensor
+from staged_pool.runtime.models.specs.json_file import MOST, shown
+from staged_pool.stages.errors import ConfigError
+
+LEAST_LAYERS: Final = 128
+"""Layers that a config may name with fewer among the weights: ALBERT repeats one. That many are built in a second."""
+
+LEAST_EXPERTS: Final = 1024
+"""Experts that a config may name with fewer among the weights."""
+
+LEAST_COUNT: Final = 4096
+"""Other parts that a config may name with fewer among the weights."""
+
+_LAYERS: Final = re.compile(r"^(\w+_)?(layers?|depths?)$")
+_NO_LAYERS: Final = re.compile(r"window|feature|per_|_every_|skip|index|interval|offset|spatial")
+"""Settings that name a layer, or of which layers, and not how many there are."""
+_EXPERTS: Final = re.compile(r"experts?$")
+_COUNTS: Final = re.compile(r"^(n|num)_")
+_LENGTHS: Final = re.compile(r"position|ctx|length|seq|token|point|frame|embed|vocab|hash")
+"""Counts that make no parts: at most a table, whose size is checked."""
+_POSITIONS: Final = ("max_position_embeddings", "n_positions")
+_SINUSOIDAL: Final = ("sinusoidal_pos_embds", "sinusoidal_embeddings")
+"""Settings of classes that compute a table of positions one by one."""
+_ALWAYS_READ: Final = frozenset({"num_labels"})
+"""Settings of every class."""
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the weights of a folder have."""
+
+    layers: int
+    """Most parts with a number, side by side."""
+    experts: int
+    """The same, or most matrices in one tensor."""
+    largest: int
+    """Largest dimension of a tensor."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, StoredTensor]) -> _Stored:
+        siblings: dict[str, set[str]] = defaultdict(set)
+        for name in tensors:
+            for number in _NUMBER.finditer(f".{name}."):
+                siblings[name[: max(0, number.start() - 1)]].add(number[0])
+        layers = max(map(len, siblings.values()), default=0)
+        full = [tensor for tensor in tensors.values() if tensor.values]  # an empty tensor may claim any dimension
+        matrices = max((tensor.shape[0] for tensor in full if len(tensor.shape) > 2), default=0)
+        largest = max((max(tensor.shape, default=0) for tensor in full), default=0)
+        return cls(layers, max(layers, matrices), largest)
+
+
+def check_claims(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+    """Reject a config that names more layers, experts or labels than the weights have, or a number beyond all use.
+
+    Args:
+        config: `config.json`, converted to a class of transformers.
+        tensors: The tensors of the weights; empty if they cannot be known before they are loaded.
+
+    Raises:
+        ConfigError: Names the field, its number and that of the weights.
+    """
+    stored = _Stored.of(tensors)
+    for part, where, kind in _parts(config, "config.json", _class_of(config)):
+        is_counted = any(part.get(name) is True for name in _SINUSOIDAL)
+        for field, value in part.items():
+            for number in value if isinstance(value, list) else (value,):
+                _check(field, number, where, stored, is_read=_is_read(field, kind), is_counted=is_counted)
+
+
+def _check(field: str, number: object, where: str, stored: _Stored, *, is_read: bool, is_counted: bool) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return
+    if isinstance(number, float):
+        if is_read and math.isnan(number):
+            raise ConfigError(f"{where}: {field} is not a number")
+        return
+    if is_read and abs(number) > MOST:
+        raise ConfigError(f"{where}: {field}={shown(number)} must be between {-MOST} and {MOST}")
+    if _LAYERS.search(field) and not _NO_LAYERS.search(field):
+        _compare(field, number, where, stored.layers, LEAST_LAYERS, "layers")
+    elif _EXPERTS.search(field):
+        _compare(field, number, where, stored.experts, LEAST_EXPERTS, "experts")
+    elif is_read and _COUNTS.search(field) and not _LENGTHS.search(field):
+        _compare(field, number, where, stored.largest, LEAST_COUNT, "values in a row at most")
+    elif is_counted and field in _POSITIONS:
+        _compare(field, number, where, stored.largest, LEAST_COUNT, "values in a row at most")
+
+
+def _compare(field: str, number: int, where: str, found: int, least: int, what: str) -> None:
+    if number > max(found, least):
+        raise ConfigError(f"{where}: {field}={shown(number)}, but the weights have {found} {what}")
+
+
+def _parts(
+    config: Mapping[str, Any], where: str, kind: type[PreTrainedConfig] | None
+) -> Iterator[tuple[Mapping[str, Any], str, type[PreTrainedConfig] | None]]:
+    """Yield a config and the configs inside it, each with its name for errors, and its class."""
+    yield config, where, kind
+    for name, inner in config.items():
+        if isinstance(inner, Mapping) and name.endswith("config"):
+            of_class = (getattr(kind, "sub_configs", None) or {}).get(name)
+            own = of_class if isinstance(of_class, type) and issubclass(of_class, PreTrainedConfig) else None
+            yield from _parts(inner, f"{where}: {name}", _class_of(inner) or own)
+
+
+def _class_of(config: Mapping[str, Any]) -> type[PreTrainedConfig] | None:
+    """Return the class of a config by its `model_type`; None for code of the folder."""
+    kind = config.get("model_type")
+    found: type[PreTrainedConfig] | None = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
+    return found
+
+
+def _is_read(field: str, kind: type[PreTrainedConfig] | None) -> bool:
+    """Return True if a class reads a field. What else a file holds is nobody's, such as facts about the training."""
+    if kind is None or field in _ALWAYS_READ:
+        return field in _ALWAYS_READ
+    return field in inspect.signature(kind.__init__).parameters or field in kind.attribute_map
+
