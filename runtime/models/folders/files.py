@@ -19,6 +19,7 @@ from staged_pool.runtime.models.folders.claims import check_claims
 from staged_pool.runtime.models.folders.foreign_formats import VOCABULARIES, quantised_message
 from staged_pool.runtime.models.folders.rope import check_rope
 from staged_pool.runtime.models.folders.stored_tensors import StoredTensor, read_shard
+from staged_pool.runtime.models.folders.token_ids import check_token_ids
 from staged_pool.runtime.models.folders.unsupported_classes import check_class
 from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -53,6 +54,7 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
     tensors = _read_tensors(folder.body)
     if folder.architecture != "static embedding":
         check_claims(folder.config, tensors)
+    check_token_ids(folder.body)
     if folder.heads and not any((folder.body / name).is_file() for name in VOCABULARIES):
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
 
