@@ -30,8 +30,6 @@ from staged_pool.runtime.models.sharing import share_bases
 from staged_pool.runtime.plugins.processor import PluginClass
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.stages.errors import OutOfMemory, StagedPoolError
-from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.stage import StageOptions
 
 E = TypeVar("E", bound="Drainable")
@@ -157,7 +155,7 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         Raises:
             ConfigError: The model cannot be loaded, or settings of shared resources differ.
             LoadTimedOut: It took too long, or an earlier load hangs.
-            OutOfMemory: There was no memory for it.
+            NoRoom: There was no memory for it.
         """
         agreed((self._shared, config))
         check_folder(config.allow_media_path)
@@ -167,12 +165,7 @@ class EngineGroup(Mapping[str, E], Generic[E]):
             DeviceThreads("staged-pool loader", watchdog_s=self._shared.watchdog_s).running() as loader,
         ):
             self._overdue.check()
-            try:
-                await self._start([served], self._loader(loader), admit)
-            except Exception as error:
-                if isinstance(error, StagedPoolError) or not is_out_of_memory(error):
-                    raise
-                raise OutOfMemory("There was no memory to load the model") from error
+            await self._start([served], self._loader(loader), admit)
         return next(iter(served.engines.values()))
 
     async def unload(self, engine: E) -> None:

@@ -145,5 +145,7 @@ def _load(
 
     members = [models[place] for place in sharing.places]
     if sharing.base is None:
-        return [load_model(config, found, governor, progress, deadline) for config, found in members]
-    return load_sharing(members[0][0], sharing.base, [found for _, found in members], governor, progress, deadline)
+        return [load_model(config, found, governor, progress, deadline=deadline) for config, found in members]
+    return load_sharing(
+        members[0][0], sharing.base, [found for _, found in members], governor, progress, deadline=deadline
+    )

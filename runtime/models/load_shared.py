@@ -28,6 +28,7 @@ def load_sharing(
     members: Sequence[FoundModel],
     memory: MemoryGovernor | None = None,
     progress: LoadProgress | None = None,
+    *,
     deadline: LoadDeadline | None = None,
 ) -> list[Encoder]:
     """Load a base model once, and return a model for each member.
@@ -43,7 +44,7 @@ def load_sharing(
     Raises:
         ConfigError: As for `load_model`; or an adapter does not fit the base model.
     """
-    whole = load_model(config, FoundModel(name=members[0].name, folder=base), memory, progress, deadline)
+    whole = load_model(config, FoundModel(name=members[0].name, folder=base), memory, progress, deadline=deadline)
     try:
         for found in members:
             if found.base is not None:

@@ -86,7 +86,14 @@ def test_a_wrong_manifest_is_told() -> None:
 
 def test_kinds_of_the_default_and_of_the_full_values() -> None:
     assert sorted(rendered({})) == DEFAULT_KINDS
-    more = ["HorizontalPodAutoscaler", "NetworkPolicy", "PersistentVolumeClaim", "PrometheusRule", "Secret", "ServiceMonitor"]
+    more = [
+        "HorizontalPodAutoscaler",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PrometheusRule",
+        "Secret",
+        "ServiceMonitor",
+    ]
     assert sorted(rendered(FULL_VALUES)) == sorted([*DEFAULT_KINDS, *more])
 
 
@@ -183,7 +190,9 @@ def test_a_network_policy_is_there_if_it_is_asked_for_and_is_about_the_pods() ->
 
 def test_a_network_policy_lets_pods_reach_what_they_need_and_no_credentials_of_the_machine() -> None:
     def egress(**values: object) -> list[Any]:
-        found: list[Any] = rendered({"networkPolicy": {"enabled": True, "egress": values}})["NetworkPolicy"]["spec"]["egress"]
+        found: list[Any] = rendered({"networkPolicy": {"enabled": True, "egress": values}})["NetworkPolicy"]["spec"][
+            "egress"
+        ]
         return found
 
     names, https = egress()

@@ -124,7 +124,7 @@ async def test_a_load_that_waits_behind_a_hanging_one_is_told_so(hold: Hold, mea
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(load, "first")
             tasks.start_soon(load, "second")
-        assert [message.partition(":")[0] for message in failed][0] == "load_timeout_s=1"
+        assert failed[0].startswith("load_timeout_s=1: ")
         assert "an earlier load" in failed[1]
 
 
@@ -155,20 +155,20 @@ async def test_a_cancelled_load_that_hangs_keeps_its_caller_until_the_deadline_o
     async with open_engines([config(mean, served_name="mean")]) as engines:
         hold.close()
         began = hold.began
-        with pytest.raises(LoadTimedOut):
-            with anyio.CancelScope() as scope:
+        late: list[LoadTimedOut] = []
+        with anyio.CancelScope() as scope:
 
-                async def cancel() -> None:
-                    await until(lambda: hold.began > began)
-                    scope.cancel()
+            async def load() -> None:
+                try:
+                    await engines.load(config(cls, served_name="cls"))
+                except LoadTimedOut as error:
+                    late.append(error)
 
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(cancel)
-                    try:
-                        await engines.load(config(cls, served_name="cls"))
-                    except LoadTimedOut as error:
-                        late = error
-            raise late
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(load)
+                await until(lambda: hold.began > began)
+                scope.cancel()
+        assert len(late) == 1
         assert tuple(engines) == ("mean",)
 
 

@@ -48,7 +48,11 @@ def _main() -> None:
     server = list(entries(_compiled("pyproject.toml")))
     torch = list(entries(_compiled("-", wanted="torch")))
     build = list(entries(_compiled("-", wanted="build\nsetuptools\n")))
-    _write("server.txt", "What the server needs beside torch.", [each for each in server if not OF_TORCH.fullmatch(each[0])])
+    _write(
+        "server.txt",
+        "What the server needs beside torch.",
+        [each for each in server if not OF_TORCH.fullmatch(each[0])],
+    )
     _write("torch.txt", "torch as PyPI has it, and what that build needs.", torch)
     _write("build.txt", "What builds the package.", build)
 

@@ -43,7 +43,9 @@ def test_versions_are_those_of_the_tests(name: str) -> None:
     tested = pinned()
     found = versions(name)
     assert found
-    assert {each: found[each] for each in found if each in tested} == {each: tested[each] for each in found if each in tested}
+    assert {each: found[each] for each in found if each in tested} == {
+        each: tested[each] for each in found if each in tested
+    }
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -41,6 +41,9 @@ _LENGTHS: Final = re.compile(r"position|ctx|length|seq|token|point|frame|embed|v
 _POSITIONS: Final = ("max_position_embeddings", "n_positions")
 _SINUSOIDAL: Final = ("sinusoidal_pos_embds", "sinusoidal_embeddings")
 """Settings of classes that compute a table of positions one by one."""
+_BASES: Final = re.compile(r"theta|base")
+"""Settings of rotary positions. They size nothing, and grow with the longest input."""
+_MOST_BASE: Final = 10**18
 _ALWAYS_READ: Final = frozenset({"num_labels"})
 """Settings of every class."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -84,32 +87,45 @@ def check_claims(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
     for part, where, kind in _parts(config, "config.json", _class_of(config)):
         is_counted = any(part.get(name) is True for name in _SINUSOIDAL)
         for field, value in part.items():
+            is_read = _is_read(field, kind)
+            counted = _counted(field, stored, is_read=is_read, is_counted=is_counted)
             for number in value if isinstance(value, list) else (value,):
-                _check(field, number, where, stored, is_read=_is_read(field, kind), is_counted=is_counted)
+                if isinstance(number, bool) or not isinstance(number, int | float):
+                    continue
+                if is_read and _is_beyond_use(field, number):
+                    raise ConfigError(f"{where}: {field}={shown(number)} must be a number between {-MOST} and {MOST}")
+                if counted is not None and number > max(counted.found, counted.least):
+                    raise ConfigError(
+                        f"{where}: {field}={shown(number)}, but the weights have {counted.found} {counted.what}"
+                    )
 
 
-def _check(field: str, number: object, where: str, stored: _Stored, *, is_read: bool, is_counted: bool) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return
+def _is_beyond_use(field: str, number: float) -> bool:
+    """Return True for a whole number that no kernel counts to, and for what is not a number."""
     if isinstance(number, float):
-        if is_read and math.isnan(number):
-            raise ConfigError(f"{where}: {field} is not a number")
-        return
-    if is_read and abs(number) > MOST:
-        raise ConfigError(f"{where}: {field}={shown(number)} must be between {-MOST} and {MOST}")
+        return math.isnan(number)
+    return abs(number) > (_MOST_BASE if _BASES.search(field) else MOST)
+
+
+class _Counted(NamedTuple):
+    """What the weights have of something that a field counts."""
+
+    found: int
+    least: int
+    """Number that a field may name in any case."""
+    what: str
+
+
+def _counted(field: str, stored: _Stored, *, is_read: bool, is_counted: bool) -> _Counted | None:
+    """Return what a field counts; None if its number makes no parts."""
     if _LAYERS.search(field) and not _NO_LAYERS.search(field):
-        _compare(field, number, where, stored.layers, LEAST_LAYERS, "layers")
-    elif _EXPERTS.search(field):
-        _compare(field, number, where, stored.experts, LEAST_EXPERTS, "experts")
-    elif is_read and _COUNTS.search(field) and not _LENGTHS.search(field):
-        _compare(field, number, where, stored.largest, LEAST_COUNT, "values in a row at most")
-    elif is_counted and field in _POSITIONS:
-        _compare(field, number, where, stored.largest, LEAST_COUNT, "values in a row at most")
-
-
-def _compare(field: str, number: int, where: str, found: int, least: int, what: str) -> None:
-    if number > max(found, least):
-        raise ConfigError(f"{where}: {field}={shown(number)}, but the weights have {found} {what}")
+        return _Counted(stored.layers, LEAST_LAYERS, "layers")
+    if _EXPERTS.search(field):
+        return _Counted(stored.experts, LEAST_EXPERTS, "experts")
+    makes_parts = is_read and _COUNTS.search(field) and not _LENGTHS.search(field)
+    if makes_parts or (is_counted and field in _POSITIONS):
+        return _Counted(stored.largest, LEAST_COUNT, "values in a row at most")
+    return None
 
 
 def _parts(
@@ -127,7 +143,7 @@ def _parts(
 def _class_of(config: Mapping[str, Any]) -> type[PreTrainedConfig] | None:
     """Return the class of a config by its `model_type`; None for code of the folder."""
     kind = config.get("model_type")
-    found: type[PreTrainedConfig] | None = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None
+    found: type[PreTrainedConfig] | None = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else None  # noqa: SIM401  # lazy
     return found
 
 
@@ -136,4 +152,3 @@ def _is_read(field: str, kind: type[PreTrainedConfig] | None) -> bool:
     if kind is None or field in _ALWAYS_READ:
         return field in _ALWAYS_READ
     return field in inspect.signature(kind.__init__).parameters or field in kind.attribute_map
-

@@ -36,6 +36,9 @@ _INTEGER_TYPES: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64"
 _SCALE_ENDINGS: Final = ("_scale", "_scale_inv", "_scales")
 """Name endings of the scale factors of FP8 weights."""
 
+_EMPTY: Final = (("",), ("", ""))
+"""Inputs whose ids are the tokens around every text."""
+
 
 def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
     """Reject a folder with missing, damaged or unsupported files.
@@ -78,7 +81,7 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
             rejected later.
 
     Raises:
-        ConfigError: The vocabulary is empty, or larger than the embedding.
+        ConfigError: The vocabulary is empty, or larger than the embedding; or a token around every text is beyond it.
     """
     words, added = tokenizer.get_vocab_size(with_added_tokens=False), len(tokenizer.get_added_tokens_decoder())
     if words <= added:
@@ -86,6 +89,11 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
     if words > rows:
         raise ConfigError(
             f"the tokenizer has {words} tokens, but the weights have only {rows}: they belong to different models"
+        )
+    around = [i for given in _EMPTY for i in tokenizer.encode(*given).ids]
+    if around and max(around) >= rows:
+        raise ConfigError(
+            f"tokenizer.json: post_processor puts the token {max(around)} around texts, but the weights have {rows}"
         )
 
 

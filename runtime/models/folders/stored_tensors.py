@@ -73,7 +73,9 @@ def _read_pickle(path: Path, name: str, beginning: bytes) -> dict[str, StoredTen
             raise ConfigError(f"{name}: the weights are damaged: the file ends too early")
         found = _pickled(path)
         _check_repeats(found, path.stat().st_size, name)
-        return {key: StoredTensor(tuple(value.shape), _PICKLED_KINDS.get(value.dtype, "")) for key, value in found.items()}
+        return {
+            key: StoredTensor(tuple(value.shape), _PICKLED_KINDS.get(value.dtype, "")) for key, value in found.items()
+        }
     if not beginning.startswith(_PICKLE):
         raise ConfigError(f"{name}: is not a weights file written by torch")
     return {}

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from staged_pool.runtime.models.specs.json_file import MOST_TOKENS, JsonFile, shown
+from staged_pool.runtime.models.specs.json_file import JsonFile, shown
 from staged_pool.stages.errors import ConfigError, shortened
 
 _FILES: Final = ("tokenizer.json", "vocab.json", "added_tokens.json")
+
+_MOST: Final = 2**24
+"""Most ids of a vocabulary: fifty times the largest that is published."""
 
 _LONG: Final = re.compile(rb"[\s:\[,]-?\d{8,}(?:[eE.]\S*)?\s*[,\]}]")
 """A number of eight digits or more, in or out of a text. Few files have one: the others are not decoded for it."""
@@ -35,8 +38,8 @@ def check_token_ids(body: Path) -> None:
             continue
         file = JsonFile.read(path, root=body)
         for field, number in _numbers(file.content if file is not None else None):
-            if abs(number) > MOST_TOKENS:
-                raise ConfigError(f"{name}: {field}={shown(number)} must be between {-MOST_TOKENS} and {MOST_TOKENS}")
+            if abs(number) > _MOST:
+                raise ConfigError(f"{name}: {field}={shown(number)} must be between {-_MOST} and {_MOST}")
 
 
 def _numbers(value: Any, field: str = "") -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST_PIXELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 CLASSES: Final = ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast")
@@ -43,7 +43,7 @@ class FloatResizeProcessor:
                 raise ConfigError(f"{file.name}: {field}={file.content[field]!r} is not supported, only {value!r}")
         size = JsonFile(f"{file.name}: size", file.get("size", dict, {"height": 224, "width": 224}))
         self.do_resize = file.get("do_resize", bool, True)
-        self._size = size.size("height"), size.size("width")
+        self._size = size.size("height", MOST_PIXELS), size.size("width", MOST_PIXELS)
         resample = file.get("resample", int, 2)
         if resample not in _MODES:
             raise ConfigError(f"{file.name}: resample={resample} is neither bilinear (2) nor bicubic (3)")

@@ -17,14 +17,11 @@ D = TypeVar("D")
 MOST: Final = 2**31 - 1
 """Largest whole number of a setting: kernels and tokenizers count in 32 bits."""
 
-MOST_TOKENS: Final = 2**24
-"""Largest length of an input in a setting, in tokens. Whatever is as long as a setting says is at most that long."""
-
 MOST_LABELS: Final = 2**20
 """Most labels that a number may ask for; a name is made for each."""
 
-MOST_PIXELS: Final = 2**16
-"""Largest edge of an image in a setting, in pixels."""
+MOST_PIXELS: Final = 2**13
+"""Largest edge in a setting, in pixels, of the images that a model sees."""
 
 
 _MOST_SHOWN: Final = 100

@@ -90,13 +90,13 @@ async def test_one_key_leaves_places_for_the_others() -> None:
 
 async def test_a_client_that_leaves_gives_its_place_back() -> None:
     async with serving() as served:
+        http = served.server.http_statistics
         for _ in range(2):
             async with served.client() as client, AsyncExitStack() as stack:
                 for _ in range(MAX_CLIENTS // 8 * 7):
                     answer = await stack.enter_async_context(client.stream("GET", "/stages/live"))
                     assert answer.status_code == 200
                 assert (await client.get("/stages/live")).status_code == 503
-            http = served.server.http_statistics
             await until(lambda: http() is not None and http().live_clients == 0)  # type: ignore[union-attr]
 
 
