@@ -100,7 +100,7 @@ def check_claims(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
                     )
 
 
-def _is_beyond_use(field: str, number: float) -> bool:
+def _is_beyond_use(field: str, number: int | float) -> bool:  # an int is no float here
     """Return True for a whole number that no kernel counts to, and for what is not a number."""
     if isinstance(number, float):
         return math.isnan(number)
