@@ -62,14 +62,14 @@ class _Stored:
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor]) -> _Stored:
+        full = {name: tensor for name, tensor in tensors.items() if tensor.values}  # an empty one may claim anything
         siblings: dict[str, set[str]] = defaultdict(set)
-        for name in tensors:
+        for name in full:
             for number in _NUMBER.finditer(f".{name}."):
                 siblings[name[: max(0, number.start() - 1)]].add(number[0])
         layers = max(map(len, siblings.values()), default=0)
-        full = [tensor for tensor in tensors.values() if tensor.values]  # an empty tensor may claim any dimension
-        matrices = max((tensor.shape[0] for tensor in full if len(tensor.shape) > 2), default=0)
-        largest = max((max(tensor.shape, default=0) for tensor in full), default=0)
+        matrices = max((tensor.shape[0] for tensor in full.values() if len(tensor.shape) > 2), default=0)
+        largest = max((max(tensor.shape, default=0) for tensor in full.values()), default=0)
         return cls(layers, max(layers, matrices), largest)
 
 

@@ -84,7 +84,9 @@ def test_a_table_of_positions_that_is_computed_one_by_one_is_bounded(copy: TinyF
 def test_a_number_beyond_32_bits_is_refused_whatever_it_is_for(copy: TinyFolder) -> None:
     folder = copy("qwen3-last")
     edit_json(folder / "config.json", max_position_embeddings=10**4000)
-    assert refusal(folder).startswith("config.json: max_position_embeddings=a number of 13288 bits must be a number between")
+    assert refusal(folder).startswith(
+        "config.json: max_position_embeddings=a number of 13288 bits must be a number between"
+    )
 
 
 def test_a_field_that_nobody_reads_may_hold_any_number(copy: TinyFolder) -> None:
@@ -96,9 +98,12 @@ def test_a_field_that_nobody_reads_may_hold_any_number(copy: TinyFolder) -> None
 def test_an_empty_tensor_does_not_stand_for_layers_or_widths(copy: TinyFolder) -> None:
     folder = copy("bert-mean")
     weights = load_file(folder / "model.safetensors")
-    save_file(weights | {"other": torch.empty(HUGE, 0)}, folder / "model.safetensors", {"format": "pt"})
+    empty = {f"encoder.layer.{place}.a": torch.empty(0) for place in range(2000)} | {"other": torch.empty(HUGE, 0)}
+    save_file(weights | empty, folder / "model.safetensors", {"format": "pt"})
     edit_json(folder / "config.json", num_labels=HUGE)
     assert "num_labels=100000000, but the weights have " in refusal(folder)
+    edit_json(folder / "config.json", num_labels=2, num_hidden_layers=2000)
+    assert "num_hidden_layers=2000, but the weights have 3 layers" in refusal(folder)
 
 
 def pickled(folder: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda weights: None) -> Path:
