@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from staged_pool.runtime.models.images.numbers import MOST_MADE, MOST_MERGED, MOST_TILES, positive, three
+from staged_pool.runtime.models.images.numbers import (
+    MOST_MADE,
+    MOST_MERGED,
+    MOST_TILES,
+    finite,
+    positive,
+    resampling,
+    three,
+)
 from staged_pool.runtime.models.images.scale import Layout, Scale
 from staged_pool.runtime.models.images.sizes import (
     FixedSize,
@@ -116,7 +124,7 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
         return AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError) as error:
         if trust_remote_code:
             raise _not_loaded(file, error) from error
         why = _needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
@@ -282,7 +290,7 @@ def _tiled(folder: Path, processor: Any, name: str) -> ImageSettings:
     unknown = [] if given.keys() == {"longest_edge"} else [f"size has {', '.join(sorted(given)) or 'nothing'}"]
     resizes = processor.do_resize and not unknown
     longest = positive(given["longest_edge"], "size: longest_edge", name, MOST_TILES * tile) if resizes else 0
-    resample = 1 if processor.resample is None else int(processor.resample)
+    resample = resampling(processor.resample, name, usual=1)
     return ImageSettings(
         folder=folder,
         processor=type(processor).__name__,
@@ -306,9 +314,10 @@ def _settings(
     patch_size: int | None = None,
     merge_size: int = 1,
 ) -> ImageSettings:
-    resample = _RESAMPLES.get(int(processor.resample) if processor.resample is not None else 2)
+    filter_number = resampling(processor.resample, "preprocessor_config.json", usual=2)
+    resample = _RESAMPLES.get(filter_number)
     if resize is not None and resample is None:
-        unknown = [*unknown, f"resample={int(processor.resample)} is neither bilinear (2) nor bicubic (3)"]
+        unknown = [*unknown, f"resample={filter_number} is neither bilinear (2) nor bicubic (3)"]
     return ImageSettings(
         folder=folder,
         processor=type(processor).__name__,
@@ -336,7 +345,7 @@ def _not_understood(folder: Path, processor: str, why: str) -> ImageSettings:
 
 
 def _scale(processor: Any, name: str, layout: Layout = "planes", repeats: int = 1) -> Scale:
-    rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+    rescale = finite(processor.rescale_factor, "rescale_factor", name) if processor.do_rescale else 1.0
     if not processor.do_normalize:
         return Scale((rescale,) * 3, (0.0, 0.0, 0.0), layout, repeats)
     mean, std = (three(getattr(processor, field), field, name) for field in ("image_mean", "image_std"))
