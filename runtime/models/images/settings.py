@@ -25,6 +25,7 @@ from staged_pool.runtime.models.images.sizes import (
     Size,
     TileGrid,
 )
+from staged_pool.runtime.models.images.torchvision import needs_torchvision
 from staged_pool.runtime.models.specs.json_file import MOST, MOST_PIXELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
@@ -127,7 +128,7 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError) as error:
         if trust_remote_code:
             raise _not_loaded(file, error) from error
-        why = _needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
+        why = needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
         raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {why}") from error
     except (Exception, SystemExit) as error:
         if not trust_remote_code:
@@ -137,18 +138,6 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
 
 def _not_loaded(file: JsonFile, error: BaseException) -> ConfigError:
     return ConfigError(f"{_own_class(file)}: the folder's own image processor cannot be loaded: {error}")
-
-
-def _needs_torchvision(named: str) -> str | None:
-    """Explain that transformers has a class only with torchvision. None: that is not the cause."""
-    import transformers
-
-    name = named.removesuffix("Fast")
-    if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
-        return None
-    version = transformers.__version__
-    newer = "; 5.5 and newer have most classes without it" if version.startswith("5.4.") else ""
-    return f"transformers {version} has {name} only with torchvision, which is not installed{newer}"
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:
