@@ -32,6 +32,8 @@ class LoadDeadline:
         self._ends_at = clock() + timeout_s
         self._lock = threading.Lock()
         self._is_over = False
+        self.is_settled = False
+        """True once the result belongs to the caller."""
         self.is_running = False
         """True while a thread is inside `running`."""
 
@@ -67,7 +69,7 @@ class LoadDeadline:
         """
         with self._lock:
             self.check()
-            self._is_over = True
+            self._is_over = self.is_settled = True
 
     def give_up(self) -> bool:
         """Give the load up. False: it has settled, and its result is there."""

@@ -87,18 +87,19 @@ class LoadThread:
 
         def load(sharing: Sharing) -> None:
             loaded = _load(models, self._governor, progress, deadline, sharing)
+            made.extend(loaded)  # before it settles: from then on the caller may look
             try:
                 deadline.settle()
             except LoadTimedOut:
                 for model in loaded:
                     model.close()
+                made.clear()
                 raise
-            made.extend(loaded)
 
         try:
             await self._run(load, sharing, deadline)
         except LoadTimedOut:
-            if not made:
+            if not deadline.is_settled:
                 raise
         return made
 

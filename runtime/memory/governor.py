@@ -114,7 +114,7 @@ class MemoryGovernor:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes below the limit that nothing used at the last check, and no load has reserved."""
+        """Bytes below the limit that were free at the last check, less those of loads."""
         return max(0, int((1 - self.fullness) * self.limit_bytes) - self.loading_bytes)
 
     @contextmanager
@@ -126,7 +126,7 @@ class MemoryGovernor:
             what: What takes them, for the message.
 
         Raises:
-            NoRoom: The limit does not leave so many. Nothing is reserved.
+            NoRoom: The limit leaves fewer. Nothing is reserved.
         """
         with self._account:
             self._find_limit()

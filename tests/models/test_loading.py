@@ -104,7 +104,7 @@ async def test_a_load_that_hangs_is_given_up_and_what_serves_goes_on(hold: Hold,
         began = hold.began
         with pytest.raises(LoadTimedOut, match="an earlier load has passed its deadline and still hangs"):
             await engines.load(config(cls, served_name="cls"))
-        assert hold.began == began  # refused before anything of it began
+        assert hold.began == began  # rejected before anything of it began
         hold.open()
         await until(lambda: not any("loader" in thread.name for thread in threading.enumerate()))
         joined = await engines.load(config(cls, served_name="cls"))

@@ -1,4 +1,4 @@
-"""Check of the size of the model that a config describes, before memory is taken for it."""
+"""Check of the size of a config's model, before memory is taken for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMES_STORED: Final = 2
 """Values of a model for each one among its weights. An output layer as large as the token embedding may be missing."""
 
 _FEW: Final = 2**20
-"""Values that may be missing beside that, such as a pooler's, and buffers that are computed."""
+"""Further values that may be missing, such as a pooler's, or are computed."""
 
 
 def check_claimed_size(
@@ -27,7 +27,7 @@ def check_claimed_size(
 ) -> None:
     """Reject a config whose model is far larger than the weights.
 
-    transformers takes memory for the whole model, and fills what is missing with random numbers. Here the model is made
+    transformers takes memory for the whole model, and fills missing weights with random numbers. Here the model is made
     without memory.
 
     Args:
@@ -54,7 +54,7 @@ def check_claimed_size(
 
 
 def _field_of(config: PreTrainedConfig, tensor: Tensor) -> str:
-    """Return the field of the config that is the largest dimension of a tensor, for a message; empty without one."""
+    """Return the field that is the largest dimension of a tensor, for a message; empty without one."""
     largest = max(tensor.shape, default=math.inf)
     for place, part in (("", config), ("text_config: ", config.get_text_config())):
         for field, value in vars(part).items():

@@ -51,7 +51,7 @@ _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the weights of a folder have."""
+    """Counts of a folder's weights."""
 
     layers: int
     """Most parts with a number, side by side."""
@@ -74,7 +74,9 @@ class _Stored:
 
 
 def check_claims(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
-    """Reject a config that names more layers, experts or labels than the weights have, or a number beyond all use.
+    """Reject a config that names more parts than the weights have, or a senseless number.
+
+    Parts are layers, experts, labels and the like.
 
     Args:
         config: `config.json`, converted to a class of transformers.
@@ -101,16 +103,17 @@ def check_claims(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
 
 
 def _is_beyond_use(field: str, number: int | float) -> bool:  # an int is no float here
-    """Return True for a whole number that no kernel counts to, and for what is not a number."""
+    """Return True for a whole number that no kernel counts to, and for NaN."""
     if isinstance(number, float):
         return math.isnan(number)
     return abs(number) > (_MOST_BASE if _BASES.search(field) else MOST)
 
 
 class _Counted(NamedTuple):
-    """What the weights have of something that a field counts."""
+    """Parts that a field counts."""
 
     found: int
+    """Their number among the weights."""
     least: int
     """Number that a field may name in any case."""
     what: str
@@ -131,7 +134,7 @@ def _counted(field: str, stored: _Stored, *, is_read: bool, is_counted: bool) ->
 def _parts(
     config: Mapping[str, Any], where: str, kind: type[PreTrainedConfig] | None
 ) -> Iterator[tuple[Mapping[str, Any], str, type[PreTrainedConfig] | None]]:
-    """Yield a config and the configs inside it, each with its name for errors, and its class."""
+    """Yield a config and those inside it, each with its name for errors and its class."""
     yield config, where, kind
     for name, inner in config.items():
         if isinstance(inner, Mapping) and name.endswith("config"):

@@ -23,7 +23,7 @@ _PICKLED_KINDS: Final = {
     torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-"""Types of a pickle that may be those of quantised weights, by their names in safetensors."""
+"""Types that quantised weights of a pickle may have, by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Check of the numbers in the vocabulary files of a tokenizer.
 
 The tokenizers library keeps a table as long as the largest id, and a lack of memory ends its process. So an id beyond
-any vocabulary is refused before the library reads it.
+any vocabulary is rejected before the library reads it.
 """
 
 from __future__ import annotations

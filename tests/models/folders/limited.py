@@ -1,4 +1,4 @@
-"""Loads of hostile folders, with bounds on what they may take."""
+"""Loads of hostile folders, with bounds on memory and time."""
 
 from __future__ import annotations
 

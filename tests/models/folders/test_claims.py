@@ -1,4 +1,4 @@
-"""Folders whose settings ask for far more than their weights have: each is refused before anything is built."""
+"""Folders whose settings ask for far more than their weights have: each is rejected before anything is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HUGE = 10**8
 
 
 def refusal(folder: Path) -> str:
-    """Load a folder that must be refused, with little memory and time."""
+    """Load a folder that must be rejected, with little memory and time."""
     with little_room(), pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), dtype="float32", torch_threads=1))
     return str(refused.value).replace(f"{folder}/", "")

@@ -1,4 +1,4 @@
-"""Every number of a folder's files, made hostile: the model loads, or is refused in one line that names the file."""
+"""Every number of a folder's files, made hostile: the model loads, or is rejected in one line."""
 
 from __future__ import annotations
 
