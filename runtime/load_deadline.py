@@ -1,4 +1,4 @@
-"""Deadline of a load: its caller gives it up, or its thread ends it, whichever comes first."""
+"""Deadline of a load: the caller gives the load up, or its thread ends it first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadDeadline:
     """Deadline of one load, which runs in a thread.
 
     A thread cannot be ended from outside. So a load looks at its deadline between its steps, and ends itself. One that
-    hangs inside a step goes on, but nobody waits for it, and what it makes is closed when it ends.
+    hangs inside a step goes on, but nobody waits for it, and its result is closed when it ends.
 
     Args:
         timeout_s: Seconds from now.

@@ -134,7 +134,7 @@ def _counted(field: str, stored: _Stored, *, is_read: bool, is_counted: bool) ->
 def _parts(
     config: Mapping[str, Any], where: str, kind: type[PreTrainedConfig] | None
 ) -> Iterator[tuple[Mapping[str, Any], str, type[PreTrainedConfig] | None]]:
-    """Yield a config and those inside it, each with its name for errors and its class."""
+    """Yield a config and those inside it, with their names for errors and their classes."""
     yield config, where, kind
     for name, inner in config.items():
         if isinstance(inner, Mapping) and name.endswith("config"):

@@ -335,6 +335,8 @@ def _not_understood(folder: Path, processor: str, why: str) -> ImageSettings:
 
 def _scale(processor: Any, name: str, layout: Layout = "planes", repeats: int = 1) -> Scale:
     rescale = finite(processor.rescale_factor, "rescale_factor", name) if processor.do_rescale else 1.0
+    if not rescale:
+        raise ConfigError(f"{name}: rescale_factor must not be 0")
     if not processor.do_normalize:
         return Scale((rescale,) * 3, (0.0, 0.0, 0.0), layout, repeats)
     mean, std = (three(getattr(processor, field), field, name) for field in ("image_mean", "image_std"))

@@ -115,7 +115,7 @@ def no_words(folder: Path) -> None:
     edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 
 
-def edit_tokenizer(**changes: Callable[[dict[str, Any]], object]) -> Change:
+def edit_tokenizer(**changes: Callable[[Any], object]) -> Change:
     """Change parts of `tokenizer.json` in place."""
 
     def change(folder: Path) -> None:

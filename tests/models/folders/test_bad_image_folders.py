@@ -100,6 +100,12 @@ def square(edge: int) -> dict[str, int]:
         ),
         pytest.param(
             "clip",
+            edit(PREPROCESSOR, rescale_factor=0),
+            "preprocessor_config.json: rescale_factor must not be 0",
+            id="a factor of nothing",
+        ),
+        pytest.param(
+            "clip",
             edit(PREPROCESSOR, image_mean=[0.5, float("nan"), 0.5]),
             "preprocessor_config.json: image_mean=nan must be a finite number",
             id="a mean that is no number",

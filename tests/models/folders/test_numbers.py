@@ -28,7 +28,7 @@ FILES: Final = (
 MOST_OF_A_FILE: Final = 60
 """Most numbers of one file: a vocabulary has thousands of a kind."""
 
-HOSTILE: Final = (
+HOSTILE: Final[tuple[object, ...]] = (
     -1,
     0,
     1,
