@@ -107,7 +107,7 @@ def test_a_load_that_does_not_fit_beside_others_reserves_nothing() -> None:
     with governor.reserved(7 * GIB // 2, "The weights of b"):
         assert governor.loading_bytes == 7 * GIB // 2
     figures.resident = 0
-    with governor.reserved(100 * GIB, "The weights of c"):  # the system tells nothing, so nothing is refused
+    with governor.reserved(100 * GIB, "The weights of c"):  # the system tells nothing, so it is let in
         assert governor.budget.limit_bytes == LEAST_BUDGET_BYTES
 
 
