@@ -26,7 +26,7 @@ CONTAINERS := $(VENV)/.containers-$(FILES)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long check docs clients page ray containers lowest sim hostile properties fuzz perf format clean
+.PHONY: help install serve test long check docs clients page ray containers lowest sim hostile properties fuzz perf format hashes clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -101,6 +101,10 @@ format: $(DEV) ## let ruff rewrite the files, and write the generated tables of 
 	$(BIN)/python -m tests.packaging.code_map
 	$(BIN)/python -m staged_pool.api.commands.reference docs/configuration.md
 	$(BIN)/python -m tests.docs.reference
+
+hashes: $(DEV) ## write deploy/hashes anew, after a change of constraints.txt or of the dependencies (needs PyPI)
+	$(PIP) install uv
+	$(BIN)/python -m tests.packaging.hashes
 
 clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache

@@ -479,6 +479,17 @@ class EngineConfig:
         more="The status of the rest is 503. "
         "Set it below the grace period of the supervisor, such as terminationGracePeriodSeconds.",
     )
+    load_timeout_s: float = setting(
+        1800.0,
+        "Seconds that the load of a model may take, without its download.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        shared=True,
+        more="A longer one fails: at the start the server ends, later it goes on. "
+        "A thread cannot be ended, so one that hangs, as on a disk that does not answer, keeps its memory; until it "
+        "ends, other loads are rejected. Too low, a large model on a slow disk is never loaded.",
+    )
     watchdog_s: float = setting(
         120.0,
         "Seconds after which a forward counts as stuck: all requests fail and the engine is broken.",

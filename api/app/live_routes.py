@@ -13,14 +13,17 @@ from staged_pool.api.app.call import LIVE, Answer, Call, Handler
 from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.limits.http_statistics import HttpMeter, HttpStatistics
+from staged_pool.api.limits.request_limits import party_of
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.live.feed import LiveFeed
 from staged_pool.api.live.view import Moment
 from staged_pool.api.status import TOO_MANY_REQUESTS, Problem
+from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.statistics import EngineStatistics
 
 MAX_CLIENTS: Final = 64
-"""Most clients of the feed at once. Each costs the event loop about 0.1 ms for an event."""
+"""Most clients of the feed at once. Each costs the event loop about 0.1 ms for an event. One party leaves some of
+them to others."""
 
 EVENT_STREAM: Final = b"text/event-stream"
 
@@ -55,6 +58,7 @@ class LiveRoutes:
         self._http = http
         self._state = state
         self._fleet = fleet
+        self._places = ByteAccount(MAX_CLIENTS)
         self._feed = LiveFeed(self._take, lambda: registry.not_ready)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
@@ -70,20 +74,27 @@ class LiveRoutes:
     async def _live(self, call: Call) -> Answer:
         if call.lines is None:
             raise RuntimeError("events are sent by the application")
-        if self._http.live_clients >= MAX_CLIENTS:
-            message = f"At most {MAX_CLIENTS} clients may watch the server at once."
-            return Answer.of(Problem(kind=TOO_MANY_REQUESTS, message=message, retry_after_s=1.0), call.error_format)
-        if call.scope["method"] == "HEAD":
-            return Answer(content_type=EVENT_STREAM, headers=_HEADERS)
-        call.lines.content_type, call.lines.further, call.lines.is_endless = EVENT_STREAM, _HEADERS, True
-        self._http.live_clients += 1
-        try:
-            await call.lines.give(_RETRY)
-            async with aclosing(self._feed.events()) as events:
-                async for event in events:
-                    await call.lines.give(b"data: %s\n\n" % event)
-                    if self._state.leaving:
-                        break
-        finally:
-            self._http.live_clients -= 1
+        with self._places.hold(party_of(call.scope)) as place:
+            if not place.take(1):
+                return Answer.of(self._full(), call.error_format)
+            if call.scope["method"] == "HEAD":
+                return Answer(content_type=EVENT_STREAM, headers=_HEADERS)
+            call.lines.content_type, call.lines.further, call.lines.is_endless = EVENT_STREAM, _HEADERS, True
+            self._http.live_clients += 1
+            try:
+                await call.lines.give(_RETRY)
+                async with aclosing(self._feed.events()) as events:
+                    async for event in events:
+                        await call.lines.give(b"data: %s\n\n" % event)
+                        if self._state.leaving:
+                            break
+            finally:
+                self._http.live_clients -= 1
         return Answer()
+
+    def _full(self) -> Problem:
+        """Return the problem of a client for which there is no place."""
+        message = f"At most {MAX_CLIENTS} clients may watch the server at once."
+        if self._places.held_bytes < MAX_CLIENTS:
+            message = f"{message} Of these, the rest is for other keys or, without keys, other addresses."
+        return Problem(kind=TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)

@@ -14,6 +14,7 @@ from staged_pool.api.wire.model_admin import in_keys
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.weight_memory import weights_bytes
+from staged_pool.runtime.load_deadline import LoadTimedOut
 from staged_pool.stages.errors import ConfigError, OutOfMemory
 from staged_pool.stages.log import get_logger
 
@@ -51,10 +52,12 @@ class ModelRecord:
 
 def problem_of(error: Exception) -> Problem:
     """Return the reason of a failed load for operators, who may know folders."""
-    if isinstance(error, ConfigError):
-        return status.problem(in_keys(error))
     if isinstance(error, OutOfMemory):
         return Problem(kind=status.NO_MEMORY, message=str(error))
+    if isinstance(error, LoadTimedOut):
+        return Problem(kind=status.LOAD_TIMED_OUT, message=str(in_keys(error)))
+    if isinstance(error, ConfigError):
+        return status.problem(in_keys(error))
     found = status.problem(error)
     if found.kind is status.UNEXPECTED:
         log.exception("model.load_crashed")

@@ -42,7 +42,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     501: "The model cannot do this.",
     502: "An image cannot be fetched.",
     503: "The server is starting, stopping or broken.",
-    504: "The deadline of the request passed.",
+    504: "The deadline of the request passed, or that of the load.",
     507: "There is no memory for the model.",
 }
 """Meaning of every status of an error."""
@@ -281,5 +281,5 @@ def _statuses(operation: Operation) -> frozenset[int]:
     if operation.conflicts:
         found |= {409}
     if operation.loads:
-        found |= {507}
+        found |= {504, 507}
     return found | {422} if answers.TeiError in operation.errors else found

@@ -117,5 +117,5 @@ def _setting(rows: Mapping[str, SettingField], key: str, value: Any) -> Any:
 def in_keys(error: ConfigError) -> InvalidInput:
     """Return the error with the key of a setting in place of its field."""
     field, _, rest = str(error).partition("=")
-    key = next((row.key for row in settings_of(EngineConfig) if row.name == field), field)
-    return InvalidInput(f"{key} = {rest}", param=key) if rest else InvalidInput(str(error))
+    key = next((row.key for row in settings_of(EngineConfig) if row.name == field), None)
+    return InvalidInput(str(error)) if key is None else InvalidInput(f"{key} = {rest}", param=key)

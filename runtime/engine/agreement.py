@@ -10,7 +10,7 @@ from staged_pool.stages.errors import ConfigError
 
 SHARED_SETTINGS: Final = (
     "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
-    "drain_timeout_s", "memory_limit_bytes",
+    "drain_timeout_s", "memory_limit_bytes", "load_timeout_s",
 )  # fmt: skip
 """Settings that must be equal in all engines which share threads and memory."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -15,29 +14,23 @@ from anyio.abc import TaskGroup, TaskStatus
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.agreement import agreed, check_names
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.model_loading import LoadThread, OverdueLoads, share_memory_of
 from staged_pool.runtime.engine.open_plugins import run_plugin
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.engine.shared_threads import SharedThreads, ThreadNeeds, needs_cores
 from staged_pool.runtime.engine.weight_memory import expected_bytes
-from staged_pool.runtime.load_progress import LoadProgress, load_progress
+from staged_pool.runtime.load_progress import load_progress
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
-from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
-from staged_pool.runtime.models.find import FoundModel, find_model
-from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
-from staged_pool.runtime.models.sharing import Sharing, share_bases
+from staged_pool.runtime.models.find import FoundModel
+from staged_pool.runtime.models.sharing import share_bases
 from staged_pool.runtime.plugins.processor import PluginClass
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.stages.errors import OutOfMemory, StagedPoolError
-from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.stage import StageOptions
-
-RunInThread: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
-"""Runs a function of one argument in a thread."""
-
 
 E = TypeVar("E", bound="Drainable")
 
@@ -125,6 +118,7 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         self._served: list[Served[E]] = []
         self._engines: dict[str, E] = {}
         self._loading = anyio.Lock()
+        self._overdue = OverdueLoads()
 
     def __getitem__(self, name: str) -> E:
         return self._engines[name]
@@ -144,13 +138,15 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         for each in served:
             check_folder(each.config.allow_media_path)
         check_names([each.config.served_name for each in served if each.config.served_name])  # loading takes minutes
-        await self._start(served, self._threads.device.run)
+        await self._start(served, self._loader(self._threads.device))
 
     async def load(self, config: EngineConfig, admit: Callable[[int], None] | None = None) -> E:
         """Load one more model, and run an engine on it. Loads have a thread of their own, and wait for each other.
 
         A model of the same name goes on until it is unloaded. A load that has begun cannot be interrupted: a
-        cancellation is raised when it has ended. A failed load changes nothing.
+        cancellation is raised when it has ended. A failed load changes nothing. One that takes longer than
+        `load_timeout_s` is given up: its thread is left behind with the memory that it holds, and until it ends, other
+        loads are rejected at once.
 
         Args:
             config: Settings of the model. `config.plugin` is not read.
@@ -158,7 +154,8 @@ class EngineGroup(Mapping[str, E], Generic[E]):
 
         Raises:
             ConfigError: The model cannot be loaded, or settings of shared resources differ.
-            OutOfMemory: There was no memory for it.
+            LoadTimedOut: It took too long, or an earlier load hangs.
+            NoRoom: There was no memory for it.
         """
         agreed((self._shared, config))
         check_folder(config.allow_media_path)
@@ -167,12 +164,8 @@ class EngineGroup(Mapping[str, E], Generic[E]):
             self._loading,
             DeviceThreads("staged-pool loader", watchdog_s=self._shared.watchdog_s).running() as loader,
         ):
-            try:
-                await self._start([served], loader.run, admit)
-            except Exception as error:
-                if isinstance(error, StagedPoolError) or not is_out_of_memory(error):
-                    raise
-                raise OutOfMemory("There was no memory to load the model") from error
+            self._overdue.check()
+            await self._start([served], self._loader(loader), admit)
         return next(iter(served.engines.values()))
 
     async def unload(self, engine: E) -> None:
@@ -194,13 +187,16 @@ class EngineGroup(Mapping[str, E], Generic[E]):
         for each in list(self._served):
             await each.ended.wait()
 
+    def _loader(self, threads: DedicatedThreads) -> LoadThread:
+        return LoadThread(threads, self._shared.load_timeout_s, self._governor, self._overdue)
+
     async def _start(
-        self, served: Sequence[Served[E]], run: RunInThread, admit: Callable[[int], None] | None = None
+        self, served: Sequence[Served[E]], loader: LoadThread, admit: Callable[[int], None] | None = None
     ) -> None:
         """Load models, and start their engines. After a failure nothing of them is left."""
         self._served += served
         try:
-            await self._load_all(served, run, admit)
+            await self._load_all(served, loader, admit)
             await anyio.to_thread.run_sync(self._governor.measure, self._cache_bytes())
             for each in served:
                 await self._tasks.start(self._run, each)
@@ -211,29 +207,29 @@ class EngineGroup(Mapping[str, E], Generic[E]):
             raise
 
     async def _load_all(
-        self, served: Sequence[Served[E]], run: RunInThread, admit: Callable[[int], None] | None
+        self, served: Sequence[Served[E]], loader: LoadThread, admit: Callable[[int], None] | None
     ) -> None:
         """Load and warm up models."""
         progress = load_progress()
         with_model = [each for each in served if each.has_model]
         for each in with_model:
-            each.found = await run(partial(find_model, progress=progress), each.config)  # before torch is imported
+            each.found = await loader.find(each.config, progress)  # before torch is imported
         check_names(
             [each.found.name for each in with_model if each.found]
             + [plugin.name for each in served for plugin in each.plugins]
         )
         if admit is not None:
-            admit(sum([await run(self._expected_bytes, each) for each in with_model]))
+            admit(sum([await loader.run(self._expected_bytes, each) for each in with_model]))
         found = [(each.config, each.found) for each in with_model if each.found is not None]
-        for sharing in await run(share_bases, found):
-            loaded_together = await run(partial(_load, found, self._governor.budget, progress), sharing)
+        for sharing in await loader.run(share_bases, found):
+            loaded_together = await loader.load(found, sharing, progress)
             for place, model in zip(sharing.places, loaded_together, strict=True):
                 with_model[place].model = model
         self._threads.fit([each.needs for each in self._served])
         loaded = [each.model for each in with_model if each.model is not None]
         if loaded:
             beside = [each.model for each in self._served if each.model is not None and each not in served]
-            shared = await run(_share_memory, [*beside, *loaded])
+            shared = await loader.run(share_memory_of, [*beside, *loaded])
             for each, model in zip(with_model, shared[len(beside) :], strict=True):
                 each.model = model
                 self._threads.limit_cores(model)
@@ -315,25 +311,3 @@ async def run_engines(
         for engine in engines.values():
             engine.plugins = plugins
         yield engines
-
-
-def _load(
-    models: Sequence[tuple[EngineConfig, FoundModel]], memory: MemoryBudget, progress: LoadProgress, sharing: Sharing
-) -> Sequence[LoadedModel]:
-    """Load a model, or several on the weights of one base model."""
-    leave_out_broken_torchvision()
-    from staged_pool.runtime.models.load import load_model  # imports torch, which takes seconds: off the event loop
-    from staged_pool.runtime.models.load_shared import load_sharing
-
-    members = [models[place] for place in sharing.places]
-    if sharing.base is None:
-        return [load_model(config, found, memory, progress) for config, found in members]
-    return load_sharing(members[0][0], sharing.base, [found for _, found in members], memory, progress)
-
-
-def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
-    from staged_pool.runtime.models.encoder import Encoder
-    from staged_pool.runtime.models.load import share_memory
-
-    shared = iter(share_memory([model for model in models if isinstance(model, Encoder)]))
-    return [next(shared) if isinstance(model, Encoder) else model for model in models]

@@ -9,8 +9,8 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.models.find import FoundModel
 
-WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a weight, by data type."""
+WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
+"""Bytes of a weight, by data type. With int8, weights are read in float32, and layers are rounded after that."""
 
 
 def weights_bytes(card: ModelCard) -> int:

@@ -7,7 +7,9 @@ reads the real memory use of the process.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -16,7 +18,7 @@ import anyio.to_thread
 from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.stages.errors import Overloaded
+from staged_pool.stages.errors import ConfigError, OutOfMemory, Overloaded
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 
@@ -58,6 +60,10 @@ class Pressure(enum.IntEnum):
     """New requests are rejected."""
 
 
+class NoRoom(ConfigError, OutOfMemory):
+    """There is no memory for a model."""
+
+
 class MemoryGovernor:
     """Watches the memory of this process, and reports the pressure level. For one event loop.
 
@@ -81,6 +87,11 @@ class MemoryGovernor:
         self._idle_checks = 0
         self._trimmed_bytes = 0
         """Resident bytes after the last trim."""
+        self._left_bytes = self.limit_bytes
+        """Bytes for requests by the last measurement, if nothing is loaded."""
+        self._account = threading.Lock()
+        self.loading_bytes = 0
+        """Bytes that running loads have reserved."""
 
     def measure(self, reserved_bytes: int = 0) -> None:
         """Give requests the memory that everything else leaves. Reads files: call it in a thread.
@@ -90,8 +101,7 @@ class MemoryGovernor:
         Args:
             reserved_bytes: Bytes reserved for caches.
         """
-        if self.limit_bytes == UNLIMITED_BYTES:
-            self.limit_bytes = self._configured_bytes or self._machine.limit_bytes()
+        self._find_limit()
         self._trimmed_bytes = self._machine.resident_bytes()
         if (room := self._machine.mappable_bytes()) is not None:  # it shrinks with each loaded library
             self.limit_bytes = min(self.limit_bytes, self._trimmed_bytes + room)
@@ -99,12 +109,55 @@ class MemoryGovernor:
         left = int(REQUESTS_FROM * self.limit_bytes) - taken
         if left < LEAST_BUDGET_BYTES:
             log.warning("memory.little_left", limit_mb=self.limit_bytes // 10**6, taken_mb=taken // 10**6)
-        self.budget.resize(max(left, LEAST_BUDGET_BYTES))
+        self._left_bytes = left
+        self._fit_budget()
 
     @property
     def room_bytes(self) -> int:
-        """Bytes below the limit that nothing used at the last check."""
-        return max(0, int((1 - self.fullness) * self.limit_bytes))
+        """Bytes below the limit that were free at the last check, less those of loads."""
+        return max(0, int((1 - self.fullness) * self.limit_bytes) - self.loading_bytes)
+
+    @contextmanager
+    def reserved(self, count: int, what: str) -> Iterator[None]:
+        """Reserve memory for a load during a block, in any thread: requests have less while it runs. Reads files.
+
+        Args:
+            count: Bytes that the load takes at least.
+            what: What takes them, for the message.
+
+        Raises:
+            NoRoom: The limit leaves fewer. Nothing is reserved.
+        """
+        with self._account:
+            self._find_limit()
+            self._check_room(count, what)
+            self.loading_bytes += count
+            self._fit_budget()
+        try:
+            yield
+        finally:
+            with self._account:
+                self.loading_bytes -= count
+                self._fit_budget()
+
+    def _check_room(self, count: int, what: str) -> None:
+        if not self._machine.resident_bytes():
+            return  # the system does not report its memory
+        fullness = self._machine.fullness(self.limit_bytes)
+        room = max(0, int((1 - fullness) * self.limit_bytes) - self.loading_bytes)
+        if count > room:
+            raise NoRoom(
+                f"{what} take {_megabytes(count)} of memory, and {_megabytes(room)} of {_megabytes(self.limit_bytes)} "
+                "are left. Serve a smaller model or fewer, use a smaller dtype, or raise the memory limit of the "
+                "process or of its container"
+            )
+
+    def _find_limit(self) -> None:
+        if self.limit_bytes == UNLIMITED_BYTES:
+            self.limit_bytes = self._configured_bytes or self._machine.limit_bytes()
+
+    def _fit_budget(self) -> None:
+        self.budget.resize(max(self._left_bytes - self.loading_bytes, LEAST_BUDGET_BYTES))
 
     def rejection(self) -> Overloaded:
         """Return the error for requests under the pressure `REJECT`."""
@@ -168,3 +221,7 @@ class MemoryGovernor:
         if self.pressure or self._machine.resident_bytes() > self._trimmed_bytes + TRIM_GROWTH_BYTES:
             give_back_freed_memory()
             self._trimmed_bytes = self._machine.resident_bytes()
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

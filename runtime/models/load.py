@@ -13,11 +13,13 @@ import torch
 
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.load_deadline import LoadDeadline
 from staged_pool.runtime.load_progress import LoadPhase, LoadProgress
 from staged_pool.runtime.machine.cores import usable_cores
-from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.governor import MemoryGovernor, NoRoom
 from staged_pool.runtime.models.checkpoint.special_ids import note_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static_tokenizer
+from staged_pool.runtime.models.checkpoint.stored_size import stored_weights
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
 from staged_pool.runtime.models.data_types import choose_dtype
@@ -34,9 +36,8 @@ from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.heads.build import check_answers
-from staged_pool.runtime.models.images.open_reader import open_reader
+from staged_pool.runtime.models.images.open_reader import open_images
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.input_preparer import open_text_workers
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, default_workers, short_tokens, use_threads
 from staged_pool.runtime.models.model_card import build_card, log_card
@@ -51,6 +52,7 @@ from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower, load_vision
 from staged_pool.runtime.models.videos.open_reader import open_videos
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
+from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.log import get_logger
 
 _MAX_WORKERS: Final = 16
@@ -66,10 +68,15 @@ log = get_logger("staged_pool.models")
 def load_model(
     config: EngineConfig,
     found: FoundModel | None = None,
-    memory: MemoryBudget | None = None,
+    memory: MemoryGovernor | None = None,
     progress: LoadProgress | None = None,
+    *,
+    deadline: LoadDeadline | None = None,
 ) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes with a download.
+
+    It is the only door to models: what a folder asks for is compared with its weights before anything is built, and
+    memory is reserved before they are read.
 
     On GPUs, `share_memory` sets the size of its batches once all models are loaded.
 
@@ -79,18 +86,31 @@ def load_model(
     Args:
         config: Settings of the engine.
         found: Result of `find_model` for them. None: it is called here.
-        memory: Memory budget of image decodes. None: they are not limited.
+        memory: Memory governor of the process. None: the load has the whole limit, and image decodes have none.
         progress: Told of the phases. None: they are only logged.
+        deadline: Looked at between steps. None: there is no deadline.
 
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
+        NoRoom: There is no memory for its weights. It is a `ConfigError`, too.
+        LoadTimedOut: The deadline has passed.
     """
     threads = config.torch_threads or usable_cores()
     choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
-    with ExitStack() as undo:
-        with choices.current():
-            encoder = _load(config, found or find_model(config), memory, progress or LoadProgress(), undo)
-        undo.pop_all()
+    about = (
+        memory or MemoryGovernor(config.memory_limit_bytes),
+        progress or LoadProgress(),
+        deadline or LoadDeadline(),
+    )
+    try:
+        with ExitStack() as undo, ExitStack() as until_loaded:
+            with choices.current():
+                encoder = _load(config, found or find_model(config), *about, undo=undo, until_loaded=until_loaded)
+            undo.pop_all()
+    except Exception as error:
+        if isinstance(error, StagedPoolError) or not is_out_of_memory(error):
+            raise
+        raise NoRoom("There was no memory to load the model") from error
     if choices.measured:
         log.debug("model.measured", model=encoder.card.name, decisions=choices.measured)
     return encoder
@@ -121,7 +141,14 @@ def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] 
 
 
 def _load(
-    config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, progress: LoadProgress, undo: ExitStack
+    config: EngineConfig,
+    found: FoundModel,
+    memory: MemoryGovernor,
+    progress: LoadProgress,
+    deadline: LoadDeadline,
+    *,
+    undo: ExitStack,
+    until_loaded: ExitStack,
 ) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
@@ -133,9 +160,14 @@ def _load(
     folder, source = _read(found, config)
     looked_up = folder.architecture == "static embedding" and config.dtype == "auto"
     dtype = torch.float32 if looked_up else choose_dtype(config.dtype, devices)
-    reader = _open_images(folder, config, memory, undo)
+    deadline.check()
+    reader = open_images(folder, config, memory.budget, undo)
+    # A GPU gets its weights from the memory of the process, one device after the other.
+    needed = stored_weights(folder.body) * dtype.itemsize * (len(devices) if kind == "cpu" else 1)
+    until_loaded.enter_context(memory.reserved(needed, f"The weights of {found.name}"))
     with progress.phase(found.name, LoadPhase.WEIGHTS):
         replicas = _load_replicas(found.name, folder, source, config, reader, dtype=dtype, devices=devices)
+    deadline.check()
     towers = replicas[0].towers
     text = towers.get("text")
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
@@ -159,6 +191,7 @@ def _load(
     )
     with progress.phase(found.name, LoadPhase.WARM_UP):
         _prepare_forwards(replicas, config, found.name)
+    deadline.check()
     if kind == "cpu":
         encoder = _with_workers(encoder, config, threads)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
@@ -202,20 +235,6 @@ def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedT
     folder = unknown_markers_to_prompts(folder, source.backend)
     check_answers(folder.heads, source.backend)
     return folder, source
-
-
-def _open_images(
-    folder: ModelFolder, config: EngineConfig, memory: MemoryBudget | None, undo: ExitStack
-) -> ImageReader | None:
-    """Open the reader of a model's images, which `undo` closes. None: the model reads no images."""
-    if not (folder.image_heads or folder.images):
-        return None
-    settings = read_image_settings(folder.body, trust_remote_code=config.trust_remote_code)
-    if folder.images is not None and folder.images.pixels is not None:
-        settings = settings.within(*folder.images.pixels)
-    reader = open_reader(settings, config, memory)
-    undo.callback(reader.close)
-    return reader
 
 
 def _image_inputs(

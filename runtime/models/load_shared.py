@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.load_deadline import LoadDeadline
 from staged_pool.runtime.load_progress import LoadProgress
-from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel
@@ -25,8 +26,10 @@ def load_sharing(
     config: EngineConfig,
     base: ModelFolder,
     members: Sequence[FoundModel],
-    memory: MemoryBudget | None = None,
+    memory: MemoryGovernor | None = None,
     progress: LoadProgress | None = None,
+    *,
+    deadline: LoadDeadline | None = None,
 ) -> list[Encoder]:
     """Load a base model once, and return a model for each member.
 
@@ -36,11 +39,12 @@ def load_sharing(
         members: Adapters of it, and at most the base model itself.
         memory: See `load_model`.
         progress: See `load_model`.
+        deadline: See `load_model`.
 
     Raises:
         ConfigError: As for `load_model`; or an adapter does not fit the base model.
     """
-    whole = load_model(config, FoundModel(name=members[0].name, folder=base), memory, progress)
+    whole = load_model(config, FoundModel(name=members[0].name, folder=base), memory, progress, deadline=deadline)
     try:
         for found in members:
             if found.base is not None:

@@ -86,7 +86,14 @@ def test_a_wrong_manifest_is_told() -> None:
 
 def test_kinds_of_the_default_and_of_the_full_values() -> None:
     assert sorted(rendered({})) == DEFAULT_KINDS
-    more = ["HorizontalPodAutoscaler", "PersistentVolumeClaim", "PrometheusRule", "Secret", "ServiceMonitor"]
+    more = [
+        "HorizontalPodAutoscaler",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PrometheusRule",
+        "Secret",
+        "ServiceMonitor",
+    ]
     assert sorted(rendered(FULL_VALUES)) == sorted([*DEFAULT_KINDS, *more])
 
 
@@ -166,6 +173,37 @@ def test_the_autoscaler_sets_the_replicas_alone() -> None:
     assert rendered({"replicas": 3})["Deployment"]["spec"]["replicas"] == 3
     target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", manifests["Deployment"]["metadata"]["name"])
+
+
+def test_a_network_policy_is_there_if_it_is_asked_for_and_is_about_the_pods() -> None:
+    assert "NetworkPolicy" not in rendered({})
+    manifests = rendered({"networkPolicy": {"enabled": True}})
+    policy = manifests["NetworkPolicy"]["spec"]
+    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (rule,) = policy["ingress"]
+    assert rule == {"ports": [{"port": "http", "protocol": "TCP"}], "from": [{"podSelector": {}}]}
+    (container,) = pod_of(manifests)["containers"]
+    assert [port["name"] for port in container["ports"]] == ["http"]
+
+
+def test_a_network_policy_lets_pods_reach_what_they_need_and_no_credentials_of_the_machine() -> None:
+    def egress(**values: object) -> list[Any]:
+        found: list[Any] = rendered({"networkPolicy": {"enabled": True, "egress": values}})["NetworkPolicy"]["spec"][
+            "egress"
+        ]
+        return found
+
+    names, https = egress()
+    assert [(port["port"], port["protocol"]) for port in names["ports"]] == [(53, "UDP"), (53, "TCP")]
+    assert [port["port"] for port in https["ports"]] == [443]
+    assert [block["ipBlock"]["except"] for block in https["to"]] == [["169.254.0.0/16"], ["fe80::/10"]]
+    assert egress(https=False) == [names]
+    assert not egress(dns=False, https=False)
+    full = rendered(FULL_VALUES)["NetworkPolicy"]["spec"]
+    assert full["ingress"][0]["from"] == FULL_VALUES["networkPolicy"]["from"]
+    assert full["egress"] == [names, https, *FULL_VALUES["networkPolicy"]["egress"]["rules"]]
 
 
 def test_a_change_of_settings_or_keys_makes_new_pods() -> None:

@@ -85,10 +85,14 @@ def test_the_base_is_a_version_of_python_that_the_package_is_for(stages: list[li
 
 def test_torch_comes_first_and_no_model_comes_at_all(stages: list[list[tuple[str, str]]]) -> None:
     build_stage, final = stages
-    _, torch, package = values(build_stage, "RUN")
-    assert torch.index("--no-deps -r torch.txt") < torch.index("torch setuptools")
-    assert "${TORCH_PIP_ARGS}" in torch
-    assert all("-c constraints.txt" in command for command in (torch, package))
+    _, torch, server, package = values(build_stage, "RUN")
+    own, _, of_an_index = torch.partition("else")
+    assert own.startswith('if [ -z "${TORCH_PIP_ARGS}" ]; then')
+    assert "pip install --require-hashes -r hashes/torch.txt" in own
+    assert of_an_index.index("--no-deps -r torch.txt") < of_an_index.index("torch setuptools")
+    assert of_an_index.count("pip install -c constraints.txt") == 2
+    assert server == "pip install --require-hashes -r hashes/server.txt"
+    assert "pip install --no-deps --no-build-isolation . " in package
     instructions = "\n".join(value for stage in stages for _, value in stage)
     assert "minilm" not in instructions.lower()
     assert not re.search(r"\b(curl|wget|apt-get)\b", instructions)
@@ -168,6 +172,7 @@ def _sent_to_the_engine(path: str) -> bool:
         ("api/__pycache__/call.cpython-311.pyc", False),
         ("runtime/models/kernels/README.md", False),
         ("tests/conftest.py", False),
+        ("deploy/hashes/server.txt", True),
         ("deploy/Dockerfile", False),
     ],
 )

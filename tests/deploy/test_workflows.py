@@ -99,5 +99,5 @@ def test_the_image_is_built_of_the_dockerfile() -> None:
     )
     dockerfile = (ROOT / build["context"] / build["file"]).read_text()
     arguments = re.findall(r"^(\w+)=", build["build-args"], re.MULTILINE)
-    assert arguments == ["TORCH_PIP_ARGS"]
+    assert arguments == ["PYTHON_IMAGE", "TORCH_PIP_ARGS"]
     assert all(f"\nARG {name}=" in dockerfile for name in arguments)

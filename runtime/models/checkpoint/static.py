@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
-from staged_pool.runtime.models.folders.files import weight_files
 from staged_pool.runtime.models.folders.static import STATIC_MODEL
+from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.tokenizer_file import TOKENIZER_FILE, read_tokenizer_file

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folders.files import weight_files
+from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.stages.errors import ConfigError
 
 _MOST_HEADER_BYTES: Final = 100_000_000

@@ -34,6 +34,7 @@ from transformers import (
 from staged_pool.runtime.models.architectures.catalogue import register_architectures
 from staged_pool.runtime.models.checkpoint.adapter_changes import read_adapters
 from staged_pool.runtime.models.checkpoint.adapters import merge_adapter
+from staged_pool.runtime.models.checkpoint.claimed_size import check_claimed_size
 from staged_pool.runtime.models.checkpoint.configs import is_engine, read_config
 from staged_pool.runtime.models.checkpoint.experts import select_experts_implementation
 from staged_pool.runtime.models.checkpoint.flash_names import has_flash_names, model_tensors
@@ -43,7 +44,7 @@ from staged_pool.runtime.models.checkpoint.static import load_static
 from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
 from staged_pool.runtime.models.folders.embedding_gemma import KEY_NAMES, OTHER_PARTS, TEXT
 from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES
-from staged_pool.runtime.models.folders.files import weight_files
+from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.runtime.models.specs.model import Architecture, LogitScoreSpec, ModelFolder
 from staged_pool.runtime.models.transformer.adapters import AdapterChanges
 from staged_pool.stages.errors import ConfigError
@@ -161,6 +162,9 @@ def _load_checkpoint(
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. Heads do read it.
         takes_pooler = _is_headless(folder) and "add_pooling_layer" in inspect.signature(model_class).parameters
+        without_pooler = {"add_pooling_layer": False} if takes_pooler else {}
+        if not runs_code:
+            check_claimed_size(model_class, config, folder.body, without_pooler)
         model, report = _read_weights(
             model_class,
             folder,
@@ -169,7 +173,7 @@ def _load_checkpoint(
             dtype=dtype,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # transformers only logs these; `_check_loaded` rejects them by name
-            **({"add_pooling_layer": False} if takes_pooler else {}),
+            **without_pooler,
             **({"trust_remote_code": True} if runs_code else {}),
             **({"key_mapping": dict(ENGINE_NAMES)} if is_engine(folder) else {}),
             **({"key_mapping": dict(KEY_NAMES)} if config.model_type == TEXT else {}),

@@ -20,7 +20,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from staged_pool.runtime.models.folders.foreign_formats import VOCABULARIES, WEIGHT_FILES
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 ADAPTER: Final = "adapter"
@@ -179,6 +179,8 @@ def _label_count(adapter: AdapterFolder) -> int:
             f"{file.name}: has no head of labels (classifier or score), and adapter_config.json has "
             f"task_type={adapter.task!r}: save it with modules_to_save"
         )
+    if not 1 <= rows[-1] <= MOST_LABELS:
+        raise ConfigError(f"{file.name}: its head of labels has {rows[-1]} rows, which must be from 1 to {MOST_LABELS}")
     return int(rows[-1])
 
 

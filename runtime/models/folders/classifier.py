@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from staged_pool.runtime.card import Activation, Scoring
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile
 from staged_pool.runtime.models.specs.model import (
     Architecture,
     HeadSpec,
@@ -198,7 +198,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
         ConfigError: The labels are malformed.
     """
     file = JsonFile("config.json", config)
-    names, count = file.get("id2label", dict, None), file.positive("num_labels")
+    names, count = file.get("id2label", dict, None), file.positive("num_labels", MOST_LABELS)
     if names is None:
         return tuple(f"LABEL_{place}" for place in range(2 if count is None else count))
     places = {str(place): place for place in range(len(names))}

@@ -25,6 +25,7 @@ from staged_pool.runtime.models.folders.common_files import (
 )
 from staged_pool.runtime.models.folders.query_expansion import (
     DEFAULT_QUERY_TOKENS,
+    MOST_EXPANDED,
     PREFIXES,
     QueryExpansion,
     read_expansion,
@@ -122,7 +123,7 @@ def _original_folder(path: Path) -> ModelFolder:
     if similarity != "cosine":
         raise ConfigError(f"{settings.name}: similarity={similarity!r} is not supported, only cosine")
     expansion = QueryExpansion(
-        settings.positive("query_maxlen") or DEFAULT_QUERY_TOKENS,
+        settings.positive("query_maxlen", MOST_EXPANDED) or DEFAULT_QUERY_TOKENS,
         fixed=True,
         attend=settings.get("attend_to_mask_tokens", bool, False),
     )

@@ -28,6 +28,9 @@ _PYLATE_FIELDS: Final = (
 DEFAULT_QUERY_TOKENS: Final = 32
 """Default length of an expanded query, in tokens."""
 
+MOST_EXPANDED: Final = 2**16
+"""Most tokens of an expanded query: each query is made as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryExpansion:
@@ -56,7 +59,9 @@ def read_expansion(transformer: JsonFile, settings: JsonFile) -> QueryExpansion 
     attend = settings.get("attend_to_expansion_tokens", bool, None)
     if attend is None:
         attend = settings.get("attend_to_mask_tokens", bool, False)
-    return QueryExpansion(settings.positive("query_length") or DEFAULT_QUERY_TOKENS, fixed=True, attend=attend)
+    return QueryExpansion(
+        settings.positive("query_length", MOST_EXPANDED) or DEFAULT_QUERY_TOKENS, fixed=True, attend=attend
+    )
 
 
 def _stated_expansion(file: JsonFile) -> QueryExpansion:
@@ -66,7 +71,7 @@ def _stated_expansion(file: JsonFile) -> QueryExpansion:
     if strategy not in ("fixed", "min"):
         raise ConfigError(f"{file.name}: strategy={strategy!r} must be fixed or min")
     return QueryExpansion(
-        file.size("length"),
+        file.size("length", MOST_EXPANDED),
         fixed=strategy == "fixed",
         attend=file.get("attend", bool, False),
         token=file.get("token", str, None),

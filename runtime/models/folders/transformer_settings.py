@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 _IGNORED: Final = frozenset(
@@ -36,11 +36,17 @@ def read_max_seq_length(file: JsonFile) -> int | None:
         for name in names:
             given = JsonFile(f"{file.name}: {name}", file.get(name, dict, {}))
             if kind == "processor":
-                longest = given.positive("model_max_length") or longest
+                longest = _own_length(given) or longest
             known = _IGNORED | ({"model_max_length"} if kind == "processor" else set())
             if unknown := sorted(set(given.content) - known):
                 raise ConfigError(f"{given.name}: {unknown[0]} is not supported")
     return longest
+
+
+def _own_length(file: JsonFile) -> int | None:
+    """Return `model_max_length`; None if it is not set, or so large that it stands for no limit, such as 10^30."""
+    given = file.content.get("model_max_length")
+    return None if isinstance(given, int | float) and given > MOST else file.positive("model_max_length")
 
 
 def check_modalities(file: JsonFile, *, output: str) -> None:

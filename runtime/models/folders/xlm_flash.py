@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from staged_pool.runtime.models.folders.jina_tasks import V3
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 FLASH: Final = "has_flash_names"
@@ -43,7 +43,9 @@ def with_flash_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("lora_adaptations"):
         raise ConfigError(f"config.json: lora_adaptations is not supported for {names[0]}, only for {_WITH_ADAPTERS}")
     name = "XLMRobertaModel" if names[0] == "XLMRobertaForMaskedLM" else str(names[0])
-    labels = {"id2label": {str(place): f"LABEL_{place}" for place in range(file.positive("num_labels") or 2)}}
+    labels = {
+        "id2label": {str(place): f"LABEL_{place}" for place in range(file.positive("num_labels", MOST_LABELS) or 2)}
+    }
     kept = labels | {field: value for field, value in config.items() if field not in _OWN_FIELDS} | {FLASH: True}
     positions = file.get("position_embedding_type", str, "absolute")
     if positions == "absolute":

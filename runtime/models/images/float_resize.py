@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.images.numbers import finite, three
+from staged_pool.runtime.models.specs.json_file import MOST_PIXELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 CLASSES: Final = ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast")
@@ -43,15 +44,16 @@ class FloatResizeProcessor:
                 raise ConfigError(f"{file.name}: {field}={file.content[field]!r} is not supported, only {value!r}")
         size = JsonFile(f"{file.name}: size", file.get("size", dict, {"height": 224, "width": 224}))
         self.do_resize = file.get("do_resize", bool, True)
-        self._size = size.size("height"), size.size("width")
+        self._size = size.size("height", MOST_PIXELS), size.size("width", MOST_PIXELS)
         resample = file.get("resample", int, 2)
         if resample not in _MODES:
             raise ConfigError(f"{file.name}: resample={resample} is neither bilinear (2) nor bicubic (3)")
         self._mode = _MODES[resample]
-        self._factor = file.content.get("rescale_factor", 1 / 255) if file.get("do_rescale", bool, True) else 1.0
+        factor = file.content.get("rescale_factor", 1 / 255)
+        self._factor = finite(factor, "rescale_factor", file.name) if file.get("do_rescale", bool, True) else 1.0
         normalize = file.get("do_normalize", bool, True)
         self._mean, self._std = (
-            torch.tensor(file.get(field, list, usual) if normalize else plain).view(3, 1, 1)
+            torch.tensor(three(file.get(field, list, usual) if normalize else plain, field, file.name)).view(3, 1, 1)
             for field, usual, plain in (
                 ("image_mean", [0.485, 0.456, 0.406], [0.0, 0.0, 0.0]),
                 ("image_std", [0.229, 0.224, 0.225], [1.0, 1.0, 1.0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +15,11 @@ from staged_pool.runtime.models.images.exact_processor import read_exact
 from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import Scale
-from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
+from staged_pool.runtime.models.images.settings import ImageSettings, load_processor, read_image_settings
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.images.to_device import to_device
 from staged_pool.runtime.models.kernels.torch_threads import restore_threads
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.payloads import Pixels
 from staged_pool.stages.errors import ConfigError, UnusableMedia
 from staged_pool.stages.log import get_logger
@@ -110,3 +112,15 @@ def _difference(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
     ours, theirs = (to_device([pixels], scale, "cpu", torch.float32) for pixels in (fast, exact))
     steps = float((ours - theirs).abs().max()) / max(map(abs, scale.factor))
     return None if steps <= TOLERANCE else f"values differ by up to {steps:.1f} of 255"
+
+
+def open_images(folder: ModelFolder, config: EngineConfig, memory: MemoryBudget, undo: ExitStack) -> ImageReader | None:
+    """Open the reader of a model's images, which `undo` closes. None: the model reads no images."""
+    if not (folder.image_heads or folder.images):
+        return None
+    settings = read_image_settings(folder.body, trust_remote_code=config.trust_remote_code)
+    if folder.images is not None and folder.images.pixels is not None:
+        settings = settings.within(*folder.images.pixels)
+    reader = open_reader(settings, config, memory)
+    undo.callback(reader.close)
+    return reader

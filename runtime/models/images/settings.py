@@ -6,6 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from staged_pool.runtime.models.images.numbers import (
+    MOST_MADE,
+    MOST_MERGED,
+    MOST_TILES,
+    finite,
+    positive,
+    resampling,
+    three,
+)
 from staged_pool.runtime.models.images.scale import Layout, Scale
 from staged_pool.runtime.models.images.sizes import (
     FixedSize,
@@ -16,7 +25,8 @@ from staged_pool.runtime.models.images.sizes import (
     Size,
     TileGrid,
 )
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.images.torchvision import needs_torchvision
+from staged_pool.runtime.models.specs.json_file import MOST, MOST_PIXELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 Resample: TypeAlias = Literal["bilinear", "bicubic"]
@@ -115,10 +125,10 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
         return AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError) as error:
         if trust_remote_code:
             raise _not_loaded(file, error) from error
-        why = _needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
+        why = needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
         raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {why}") from error
     except (Exception, SystemExit) as error:
         if not trust_remote_code:
@@ -128,18 +138,6 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
 
 def _not_loaded(file: JsonFile, error: BaseException) -> ConfigError:
     return ConfigError(f"{_own_class(file)}: the folder's own image processor cannot be loaded: {error}")
-
-
-def _needs_torchvision(named: str) -> str | None:
-    """Explain that transformers has a class only with torchvision. None: that is not the cause."""
-    import transformers
-
-    name = named.removesuffix("Fast")
-    if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
-        return None
-    version = transformers.__version__
-    newer = "; 5.5 and newer have most classes without it" if version.startswith("5.4.") else ""
-    return f"transformers {version} has {name} only with torchvision, which is not installed{newer}"
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:
@@ -223,15 +221,15 @@ def _fixed(folder: Path, processor: Any, name: str) -> ImageSettings:
         given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
         match given:
             case {"height": int(height), "width": int(width)} if len(given) == 2 and min(height, width) > 0:
-                resize = FixedSize(height, width)
+                resize = FixedSize(positive(height, "size: height", name), positive(width, "size: width", name))
             case {"shortest_edge": int(shortest)} if len(given) == 1 and shortest > 0:
-                resize = ShortestEdge(shortest)
+                resize = ShortestEdge(positive(shortest, "size: shortest_edge", name))
             case _:
                 unknown.append(f"size has {', '.join(sorted(given)) or 'nothing'}")
     crop = None
     if getattr(processor, "do_center_crop", None):
         given = dict(processor.crop_size or {})
-        crop = _positive(given.get("height"), "crop_size", name), _positive(given.get("width"), "crop_size", name)
+        crop = positive(given.get("height"), "crop_size", name), positive(given.get("width"), "crop_size", name)
     if getattr(processor, "do_pad", None):
         unknown.append("do_pad is set")
     return _settings(folder, processor, unknown, resize=resize, crop=crop, scale=_scale(processor, name))
@@ -239,11 +237,18 @@ def _fixed(folder: Path, processor: Any, name: str) -> ImageSettings:
 
 def _qwen(folder: Path, processor: Any, name: str) -> ImageSettings:
     patch, merge, repeats = (
-        _positive(getattr(processor, field), field, name)
-        for field in ("patch_size", "merge_size", "temporal_patch_size")
+        positive(getattr(processor, field), field, name, most)
+        for field, most in (
+            ("patch_size", MOST_PIXELS),
+            ("merge_size", MOST_MERGED),
+            ("temporal_patch_size", MOST_MERGED),
+        )
     )
     size = dict(processor.size)
-    low, high = (_positive(size.get(field), f"size: {field}", name) for field in ("shortest_edge", "longest_edge"))
+    low, high = (
+        positive(size.get(field), f"size: {field}", name, most)
+        for field, most in (("shortest_edge", MOST_MADE), ("longest_edge", MOST))
+    )
     return _settings(
         folder,
         processor,
@@ -256,7 +261,8 @@ def _qwen(folder: Path, processor: Any, name: str) -> ImageSettings:
 
 
 def _naflex(folder: Path, processor: Any, name: str) -> ImageSettings:
-    patch, most = (_positive(getattr(processor, field), field, name) for field in ("patch_size", "max_num_patches"))
+    patch = positive(processor.patch_size, "patch_size", name)
+    most = positive(processor.max_num_patches, "max_num_patches", name, MOST_MADE // patch**2)
     return _settings(
         folder,
         processor,
@@ -268,12 +274,12 @@ def _naflex(folder: Path, processor: Any, name: str) -> ImageSettings:
 
 
 def _tiled(folder: Path, processor: Any, name: str) -> ImageSettings:
-    tile = _positive(dict(processor.max_image_size).get("longest_edge"), "max_image_size: longest_edge", name)
+    tile = positive(dict(processor.max_image_size).get("longest_edge"), "max_image_size: longest_edge", name)
     given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
     unknown = [] if given.keys() == {"longest_edge"} else [f"size has {', '.join(sorted(given)) or 'nothing'}"]
     resizes = processor.do_resize and not unknown
-    longest = _positive(given["longest_edge"], "size: longest_edge", name) if resizes else 0
-    resample = 1 if processor.resample is None else int(processor.resample)
+    longest = positive(given["longest_edge"], "size: longest_edge", name, MOST_TILES * tile) if resizes else 0
+    resample = resampling(processor.resample, name, usual=1)
     return ImageSettings(
         folder=folder,
         processor=type(processor).__name__,
@@ -297,9 +303,10 @@ def _settings(
     patch_size: int | None = None,
     merge_size: int = 1,
 ) -> ImageSettings:
-    resample = _RESAMPLES.get(int(processor.resample) if processor.resample is not None else 2)
+    filter_number = resampling(processor.resample, "preprocessor_config.json", usual=2)
+    resample = _RESAMPLES.get(filter_number)
     if resize is not None and resample is None:
-        unknown = [*unknown, f"resample={int(processor.resample)} is neither bilinear (2) nor bicubic (3)"]
+        unknown = [*unknown, f"resample={filter_number} is neither bilinear (2) nor bicubic (3)"]
     return ImageSettings(
         folder=folder,
         processor=type(processor).__name__,
@@ -327,24 +334,13 @@ def _not_understood(folder: Path, processor: str, why: str) -> ImageSettings:
 
 
 def _scale(processor: Any, name: str, layout: Layout = "planes", repeats: int = 1) -> Scale:
-    rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+    rescale = finite(processor.rescale_factor, "rescale_factor", name) if processor.do_rescale else 1.0
+    if not rescale:
+        raise ConfigError(f"{name}: rescale_factor must not be 0")
     if not processor.do_normalize:
         return Scale((rescale,) * 3, (0.0, 0.0, 0.0), layout, repeats)
-    mean, std = (_three(getattr(processor, field), field, name) for field in ("image_mean", "image_std"))
+    mean, std = (three(getattr(processor, field), field, name) for field in ("image_mean", "image_std"))
     if 0.0 in std:
         raise ConfigError(f"{name}: image_std must not be 0")
     first, second, third = ((rescale / s, -m / s) for m, s in zip(mean, std, strict=True))
     return Scale((first[0], second[0], third[0]), (first[1], second[1], third[1]), layout, repeats)
-
-
-def _three(value: Any, field: str, name: str) -> tuple[float, ...]:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
-    if len(values) != 3 or not all(isinstance(number, int | float) for number in values):
-        raise ConfigError(f"{name}: {field} must be three numbers")
-    return tuple(map(float, values))
-
-
-def _positive(value: object, field: str, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: {field} must be a whole number of at least 1")
-    return value

@@ -1,4 +1,4 @@
-"""Workaround for a broken torchvision, which transformers would fail to import."""
+"""Torchvision that is broken, which transformers would fail to import, or that is missing."""
 
 from __future__ import annotations
 
@@ -83,3 +83,15 @@ class _HidingFinder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.finder, name)
+
+
+def needs_torchvision(named: str) -> str | None:
+    """Explain that transformers has a class only with torchvision. None: that is not the cause."""
+    import transformers
+
+    name = named.removesuffix("Fast")
+    if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
+        return None
+    version = transformers.__version__
+    newer = "; 5.5 and newer have most classes without it" if version.startswith("5.4.") else ""
+    return f"transformers {version} has {name} only with torchvision, which is not installed{newer}"

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import inf
+from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from sys import float_info
+from typing import Any, Final, TypeVar
 
 from staged_pool.stages.errors import ConfigError
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+MOST: Final = 2**31 - 1
+"""Largest whole number of a setting: kernels and tokenizers count in 32 bits."""
+
+MOST_LABELS: Final = 2**20
+"""Most labels that a number may ask for; a name is made for each."""
+
+MOST_PIXELS: Final = 2**13
+"""Largest edge in a setting, in pixels, of the images that a model sees."""
+
+
+_MOST_SHOWN: Final = 100
+"""Most characters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +69,22 @@ class JsonFile:
         if value is None:
             return default
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: {field}={value!r} must be of type {kind.__name__}")
+            raise ConfigError(f"{self.name}: {field}={shown(value)} must be of type {kind.__name__}")
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{self.name}: {field}={value} must be a finite number")
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ConfigError(f"{self.name}: {field}={shown(value)} must be between {-MOST} and {MOST}")
         return value
 
-    def positive(self, field: str) -> int | None:
-        """Return an integer of at least 1; None if the field is missing.
+    def positive(self, field: str, most: int = MOST) -> int | None:
+        """Return an integer from 1 to `most`; None if the field is missing.
 
         Raises:
             ConfigError: The value is something else.
         """
         value = self.get(field, int, None)
-        if value is not None and value < 1:
-            raise ConfigError(f"{self.name}: {field}={value} must be at least 1")
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"{self.name}: {field}={value} must be {_range(most)}")
         return value
 
     def number(self, field: str, default: D) -> float | D:
@@ -78,16 +96,28 @@ class JsonFile:
         value = self.content.get(field)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-            raise ConfigError(f"{self.name}: {field}={value!r} must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= float_info.max:
+            raise ConfigError(f"{self.name}: {field}={shown(value)} must be a number above 0")
         return float(value)
 
-    def size(self, field: str) -> int:
-        """Return an integer of at least 1 from a required field.
+    def size(self, field: str, most: int = MOST) -> int:
+        """Return an integer from 1 to `most` from a required field.
 
         Raises:
             ConfigError: The field is missing, or its value is something else.
         """
-        if (value := self.positive(field)) is None:
+        if (value := self.positive(field, most)) is None:
             raise ConfigError(f"{self.name}: {field} is missing")
         return value
+
+
+def shown(value: object) -> str:
+    """Return a value of a file for a message, shortened: Python does not print a number of thousands of digits."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _range(most: int) -> str:
+    return "at least 1" if most == MOST else f"from 1 to {most}"

@@ -22,6 +22,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 from staged_pool.runtime.models.tokenizing.limits import check_characters
 from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
 from staged_pool.runtime.tokens import TokenIds
+from staged_pool.stages.errors import ConfigError
 
 Encoding: TypeAlias = Any
 """An encoding of `tokenizers`: `ids`, and if requested `offsets` (in characters) and `word_ids`."""
@@ -118,8 +119,14 @@ def copy_tokenizer(source: Tokenizer, *, lower_case: bool = False) -> SharedToke
     Args:
         source: The folder's tokenizer.
         lower_case: Lowercase texts before tokenization.
+
+    Raises:
+        ConfigError: The tokenizer cannot be written out, such as one with two tokens of the same id.
     """
-    copy = Tokenizer.from_str(source.to_str())
+    try:
+        copy = Tokenizer.from_str(source.to_str())
+    except Exception as error:  # the library raises no other class
+        raise ConfigError(f"tokenizer.json: its tokens contradict each other: {error}") from error
     copy.no_truncation()
     copy.no_padding()
     copy.encode_special_tokens = source.encode_special_tokens  # `to_str` leaves this setting out

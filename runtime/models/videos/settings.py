@@ -10,10 +10,13 @@ import numpy as np
 
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import PixelRange
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import MOST_PIXELS, JsonFile
 from staged_pool.stages.errors import ConfigError
 
 _RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
+_MOST_FRAMES: Final = 2**16
+"""Most frames of a video in a setting."""
+
 _USUAL_FPS: Final = 2.0
 """Frames a second of both processors, if the folder names no other number."""
 _USUAL_TOKENS: Final = (128, 768)
@@ -69,7 +72,7 @@ def read_video_settings(folder: Path, images: ImageSettings, rule: VideoRule = "
     if not file.get("do_resize", bool, True):
         raise ConfigError(f"{file.name}: do_resize=false is not supported for videos")
     usual = _USUAL_PATCH[rule]
-    patch, merge = file.positive("patch_size") or usual, file.positive("merge_size") or 2
+    patch, merge = file.positive("patch_size", MOST_PIXELS) or usual, file.positive("merge_size") or 2
     if (patch, merge) != (images.patch_size, images.merge_size):
         raise ConfigError(f"{file.name}: patch_size={patch} and merge_size={merge} are not those of images")
     step = file.positive("temporal_patch_size") or images.scale.repeats
@@ -87,10 +90,10 @@ def read_video_settings(folder: Path, images: ImageSettings, rule: VideoRule = "
         patch_size=patch,
         merge_size=merge,
         step=step,
-        num_frames=file.positive("num_frames"),
+        num_frames=file.positive("num_frames", _MOST_FRAMES),
         fps=file.number("fps", _USUAL_FPS),
-        min_frames=file.positive("min_frames") or 4,
-        max_frames=file.positive("max_frames") or 768,
+        min_frames=file.positive("min_frames", _MOST_FRAMES) or 4,
+        max_frames=file.positive("max_frames", _MOST_FRAMES) or 768,
         max_video_tokens=(file.positive("max_video_tokens") or _USUAL_CAP[rule]) if capped else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -66,15 +67,37 @@ async def test_the_stream_ends_with_the_server() -> None:
     assert rest is not None
 
 
-async def test_too_many_clients_are_told_to_come_later() -> None:
-    async with serving() as served, served.client() as client:
-        application = served.server._application
-        assert application is not None
-        application._metrics.http.live_clients = MAX_CLIENTS
-        answer = await client.get("/stages/live")
-        application._metrics.http.live_clients = 0
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert f"At most {MAX_CLIENTS} clients" in answer.json()["error"]["message"]
+async def test_one_key_leaves_places_for_the_others() -> None:
+    async with serving(api_keys=("greedy", "modest")) as served, served.client() as client, AsyncExitStack() as stack:
+
+        async def watch(key: str) -> httpx.Response:
+            head = {"authorization": f"Bearer {key}"}
+            answer = await stack.enter_async_context(client.stream("GET", "/stages/live", headers=head))
+            if answer.status_code != 200:
+                await answer.aread()
+            return answer
+
+        taken = [await watch("greedy") for _ in range(MAX_CLIENTS)]
+        statuses = [answer.status_code for answer in taken]
+        assert statuses == [200] * (MAX_CLIENTS // 8 * 7) + [503] * (MAX_CLIENTS // 8)
+        message = taken[-1].json()["error"]["message"]
+        assert message.startswith(f"At most {MAX_CLIENTS} clients may watch the server at once. Of these, the rest is")
+        assert taken[-1].headers["retry-after"] == "1"
+        others = await watch("modest")
+        assert others.status_code == 200
+        assert (await next_event(others.aiter_lines()))["models"]
+
+
+async def test_a_client_that_leaves_gives_its_place_back() -> None:
+    async with serving() as served:
+        http = served.server.http_statistics
+        for _ in range(2):
+            async with served.client() as client, AsyncExitStack() as stack:
+                for _ in range(MAX_CLIENTS // 8 * 7):
+                    answer = await stack.enter_async_context(client.stream("GET", "/stages/live"))
+                    assert answer.status_code == 200
+                assert (await client.get("/stages/live")).status_code == 503
+            await until(lambda: http() is not None and http().live_clients == 0)  # type: ignore[union-attr]
 
 
 async def test_a_head_request_gets_the_head_alone() -> None:

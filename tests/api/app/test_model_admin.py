@@ -18,8 +18,13 @@ import torch
 from safetensors.torch import save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import engine_group
-from tests.models.tiny import build
+from staged_pool.runtime.engine import model_loading
+from staged_pool.runtime.engine.engine_group import EngineGroup
+from staged_pool.runtime.engine.model_loading import LoadThread
+from staged_pool.runtime.models.devices.kernel_choices import capabilities
+from staged_pool.runtime.models.quantizing.int8 import why_no_int8
+from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
+from tests.models.tiny import build, edit_json
 from tests.servers.on_socket import serving
 from tests.support.waiting import until
 
@@ -38,7 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     broken = shutil.copytree(found["bert-mean"], folder / "broken")
     save_file({"other": torch.zeros(2)}, broken / "model.safetensors", {"format": "pt"})
     (folder / "empty").mkdir()
-    return {**found, "broken": broken, "empty": folder / "empty"}
+    deep = shutil.copytree(found["bert-mean"], folder / "deep")
+    edit_json(deep / "config.json", num_hidden_layers=10**8)
+    return {**found, "broken": broken, "empty": folder / "empty", "deep": deep}
 
 
 def config(folder: Path, name: str, **settings: Any) -> EngineConfig:
@@ -48,17 +55,22 @@ def config(folder: Path, name: str, **settings: Any) -> EngineConfig:
 @contextmanager
 def held_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold each load in its thread until the event is set."""
-    gate, load = threading.Event(), engine_group._load
+    gate, load = threading.Event(), model_loading._load
 
     def held(*given: Any) -> Any:
         assert gate.wait(60)
         return load(*given)
 
-    monkeypatch.setattr(engine_group, "_load", held)
+    monkeypatch.setattr(model_loading, "_load", held)
     try:
         yield gate
     finally:
         gate.set()
+
+
+def impatient(group: EngineGroup[Any], threads: DedicatedThreads) -> LoadThread:
+    """Give a load one second for each step."""
+    return LoadThread(threads, 1.0, group._governor, group._overdue)
 
 
 async def vector(client: httpx.AsyncClient, name: str = "it", text: str = "a text") -> Any:
@@ -250,6 +262,51 @@ async def test_a_failed_load_leaves_everything_as_it_was(folders: dict[str, Path
         assert await states(client) == [("it", "ready")]
 
 
+async def test_a_folder_that_asks_for_more_than_its_weights_have_is_refused_and_holds_nobody_up(
+    folders: dict[str, Path],
+) -> None:
+    async with serving(config(folders["bert-mean"], "it"), admin_api_keys=(KEY,)) as served, served.client() as client:
+        memory = served.server.memory
+        before = memory.budget.limit_bytes
+        answer = await client.post(ROUTE, headers=ADMIN, json=load("deep", folders["deep"]))
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["error"]["message"]
+        assert message == "config.json: num_hidden_layers=100000000, but the weights have 3 layers"
+        assert (memory.loading_bytes, memory.budget.limit_bytes) == (0, before)
+        assert (await client.get("/health")).status_code == 200
+        await vector(client)
+        assert (await client.post(ROUTE, headers=ADMIN, json=load("new", folders["bert-cls"]))).status_code == 200
+        await vector(client, "new")
+
+
+async def test_requests_and_probes_are_answered_beside_a_load_that_hangs_and_later_loads_are_told(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(config(folders["bert-mean"], "it"), admin_api_keys=(KEY,)) as served, served.client() as client:
+        with held_loads(monkeypatch), monkeypatch.context() as patched:
+            patched.setattr(EngineGroup, "_loader", impatient)
+            answers: dict[str, httpx.Response] = {}
+
+            async def ask(name: str) -> None:
+                async with served.client() as own:
+                    answers[name] = await own.post(ROUTE, headers=ADMIN, json=load(name, folders["bert-cls"]))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, "first")
+                await until(lambda: len(served.server._admin.records) == 2)  # type: ignore[union-attr]
+                tasks.start_soon(ask, "second")
+                assert (await client.get("/health")).status_code == 200
+                assert (await client.get("/ready")).status_code == 200
+                await vector(client)
+            assert [answers[name].status_code for name in ("first", "second")] == [504, 504]
+            assert "load-timeout = 1: the model was not loaded" in answers["first"].json()["error"]["message"]
+            assert "an earlier load has passed its deadline" in answers["second"].json()["error"]["message"]
+            assert await states(client) == [("it", "ready"), ("first", "failed"), ("second", "failed")]
+            await vector(client)
+        await until(lambda: not any("loader" in thread.name for thread in threading.enumerate()))
+        assert (await client.post(ROUTE, headers=ADMIN, json=load("first", folders["bert-cls"]))).status_code == 200
+
+
 async def test_the_record_of_a_failed_load_is_dropped_by_a_delete(folders: dict[str, Path]) -> None:
     async with serving(config(folders["bert-mean"], "it"), admin_api_keys=(KEY,)) as served, served.client() as client:
         assert (await client.post(ROUTE, headers=ADMIN, json=load("new", folders["broken"]))).status_code == 400
@@ -352,6 +409,17 @@ async def test_models_that_were_not_used_for_longest_make_room(folders: dict[str
         assert "Served: start, a, new" in gone.text
 
 
+async def test_a_model_in_int8_is_loaded_and_listed(folders: dict[str, Path]) -> None:
+    if reason := why_no_int8(capabilities()):
+        pytest.skip(reason)
+    async with serving(config(folders["bert-mean"], "it"), admin_api_keys=(KEY,)) as served, served.client() as client:
+        answer = await client.post(ROUTE, headers=ADMIN, json={**load("new", folders["bert-cls"]), "dtype": "int8"})
+        assert answer.status_code == 200, answer.text
+        listed = (await client.get(ROUTE, headers=ADMIN)).json()
+        assert listed["weights_bytes"] == sum(model["weights_bytes"] for model in listed["data"])
+        assert all(model["weights_bytes"] > 0 for model in listed["data"])
+
+
 async def test_a_busy_model_does_not_make_room(folders: dict[str, Path]) -> None:
     model = config(folders["bert-mean"], "start", drain_timeout_s=0.05)
     async with (
@@ -401,7 +469,7 @@ async def test_the_description_has_the_routes_and_their_key(folders: dict[str, P
         assert set(described["paths"]["/admin/models/{name}"]) == {"get", "delete"}
         post = described["paths"][ROUTE]["post"]
         assert post["security"] == [{"key": []}]
-        assert {"200", "202", "400", "401", "409", "507"} <= set(post["responses"])
+        assert {"200", "202", "400", "401", "409", "504", "507"} <= set(post["responses"])
         assert "security" not in described["paths"]["/v1/models"]["get"]
         assert json.dumps(described).count(KEY) == json.dumps(described).replace("operators", "").count(KEY)
     async with serving(config(folders["bert-mean"], "it")) as served, served.client() as client:

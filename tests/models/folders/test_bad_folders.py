@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,47 @@ def no_words(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
     edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+
+
+def edit_tokenizer(**changes: Callable[[Any], object]) -> Change:
+    """Change parts of `tokenizer.json` in place."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        for part, edited in changes.items():
+            edited(content[part])
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return change
+
+
+WRONG_IDS: dict[str, tuple[Change, str]] = {
+    "an id beyond any vocabulary": (
+        edit_tokenizer(model=lambda model: model["vocab"].update(zebra=10**9)),
+        "tokenizer.json: model.vocab.zebra=1000000000 must be between -16777216 and 16777216",
+    ),
+    "an added token beyond any vocabulary": (
+        edit_tokenizer(added_tokens=lambda tokens: tokens[0].update(id=10**9)),
+        "tokenizer.json: added_tokens[0].id=1000000000 must be between -16777216 and 16777216",
+    ),
+    "a token around every text that has no weights": (
+        edit_tokenizer(post_processor=lambda steps: steps["special_tokens"]["[CLS]"].update(ids=[4097])),
+        "tokenizer.json: post_processor puts the token 4097 around texts, but the weights have ",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", WRONG_IDS)
+def test_ids_beyond_the_vocabulary_are_named(folder: Path, change: str) -> None:
+    edited, message = WRONG_IDS[change]
+    edited(folder)
+    assert rejection(folder).startswith(message)
+
+
+def test_two_tokens_of_one_id_are_rejected(copy: TinyFolder) -> None:
+    folder = copy("clip")
+    edit_tokenizer(model=lambda model: model["vocab"].update(dict.fromkeys(list(model["vocab"])[500:502], 0)))(folder)
+    assert rejection(folder).startswith("tokenizer.json: its tokens contradict each other: ")
 
 
 WRONG_WEIGHTS: dict[str, tuple[Change, str]] = {

@@ -75,6 +75,42 @@ def square(edge: int) -> dict[str, int]:
             "clip", write(PREPROCESSOR, "{"), "preprocessor_config.json: cannot be read as JSON", id="no JSON"
         ),
         pytest.param(
+            "qwen2.5-vl",
+            edit(PREPROCESSOR, temporal_patch_size=10**9),
+            "preprocessor_config.json: temporal_patch_size must be a whole number from 1 to 64",
+            id="frames beyond memory",
+        ),
+        pytest.param(
+            "siglip",
+            edit(PREPROCESSOR, size=square(10**6)),
+            "preprocessor_config.json: size: height must be a whole number from 1 to 8192",
+            id="edges beyond memory",
+        ),
+        pytest.param(
+            "siglip2-naflex",
+            edit(PREPROCESSOR, max_num_patches=10**7),
+            "preprocessor_config.json: max_num_patches must be a whole number from 1 to 262144",
+            id="patches beyond memory",
+        ),
+        pytest.param(
+            "clip",
+            edit(PREPROCESSOR, rescale_factor=[3]),
+            "preprocessor_config.json: rescale_factor=[3] must be a finite number",
+            id="a factor that is a list",
+        ),
+        pytest.param(
+            "clip",
+            edit(PREPROCESSOR, rescale_factor=0),
+            "preprocessor_config.json: rescale_factor must not be 0",
+            id="a factor of nothing",
+        ),
+        pytest.param(
+            "clip",
+            edit(PREPROCESSOR, image_mean=[0.5, float("nan"), 0.5]),
+            "preprocessor_config.json: image_mean=nan must be a finite number",
+            id="a mean that is no number",
+        ),
+        pytest.param(
             "clip",
             edit(PREPROCESSOR, crop_size=square(32), size={"shortest_edge": 32}),
             "the image processor makes images of 32 x 32 pixels, which CLIPVisionModel does not take: "

@@ -17,6 +17,7 @@ from staged_pool.runtime.memory.governor import (
     LEAST_BUDGET_BYTES,
     TRIM_GROWTH_BYTES,
     MemoryGovernor,
+    NoRoom,
     Pressure,
 )
 from staged_pool.runtime.threads.device import DeviceThreads
@@ -78,6 +79,36 @@ def test_a_limit_that_is_asked_for_counts() -> None:
     governor = MemoryGovernor(2 * GIB, Figures(limit=8 * GIB))
     governor.measure()
     assert governor.limit_bytes == 2 * GIB
+
+
+def test_a_load_takes_from_what_requests_may_have_until_it_ends() -> None:
+    governor = MemoryGovernor(machine=Figures(limit=8 * GIB, resident=GIB, full=0.125))
+    governor.measure()
+    before = governor.budget.limit_bytes
+    with governor.reserved(2 * GIB, "The weights of a"):
+        assert governor.budget.limit_bytes == before - 2 * GIB
+        with governor.reserved(GIB, "The weights of b"):
+            governor.measure()  # as when a third model comes
+            assert governor.budget.limit_bytes == before - 3 * GIB
+        with pytest.raises(ZeroDivisionError), governor.reserved(GIB, "The weights of c"):
+            raise ZeroDivisionError
+    assert (governor.loading_bytes, governor.budget.limit_bytes) == (0, before)
+
+
+def test_a_load_that_does_not_fit_beside_others_reserves_nothing() -> None:
+    figures = Figures(limit=8 * GIB, resident=GIB, full=0.125)
+    governor = MemoryGovernor(machine=figures)
+    governor.measure()
+    with governor.reserved(4 * GIB, "The weights of a"):
+        with pytest.raises(NoRoom, match=r"^The weights of b take 3,758 MB of memory, and 3,221 MB of 8,590 MB"):
+            with governor.reserved(7 * GIB // 2, "The weights of b"):
+                raise AssertionError("it does not fit")
+        assert governor.loading_bytes == 4 * GIB
+    with governor.reserved(7 * GIB // 2, "The weights of b"):
+        assert governor.loading_bytes == 7 * GIB // 2
+    figures.resident = 0
+    with governor.reserved(100 * GIB, "The weights of c"):  # the system tells nothing, so it is let in
+        assert governor.budget.limit_bytes == LEAST_BUDGET_BYTES
 
 
 def test_where_little_is_left_it_says_so_and_goes_on() -> None:
