@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from anyio.abc import UNIXSocketStream
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
@@ -31,6 +30,7 @@ from staged_pool.stages.channel import ENDED
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Frame, FrameReader, WireError, frame
 from tests.runtime.remote.hostile import (
     ARRAYS,
@@ -237,7 +237,7 @@ async def test_no_engine_process_ends_a_front_or_leaves_a_caller_without_an_outc
 class _Peer:
     """The engine process's end of a line, which says what a test wants."""
 
-    def __init__(self, line: FrontLine, ours: UNIXSocketStream, theirs: UNIXSocketStream) -> None:
+    def __init__(self, line: FrontLine, ours: UnixStream, theirs: UnixStream) -> None:
         self._line, self._ours, self._theirs = line, ours, theirs
         self._tasks = anyio.create_task_group()
         self.has_ended = False
@@ -245,7 +245,7 @@ class _Peer:
     @classmethod
     async def of(cls, line: FrontLine) -> _Peer:
         ours, theirs = socket.socketpair()
-        return cls(line, await UNIXSocketStream.from_socket(ours), await UNIXSocketStream.from_socket(theirs))
+        return cls(line, UnixStream(ours), UnixStream(theirs))
 
     async def __aenter__(self) -> _Peer:
         await self._tasks.__aenter__()
