@@ -35,6 +35,7 @@ from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
 from staged_pool.api.tracing.tracer import Tracer
+from staged_pool.api.wire.chunked_json import size_of
 from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened
@@ -159,7 +160,7 @@ class Application:
                     await call.lines.end(b"".join(answer.pieces))
                     outcome = replace(answer, status=200)  # the status that was sent; `word` names a later error
                     return
-                memory.encoded(sum(map(len, answer.pieces)))
+                memory.encoded(size_of(answer.body))
                 headers = self._headers(call, answer, time.perf_counter() - started)
                 if answer.file is not None:
                     await send_file(answer, headers, scope, send)

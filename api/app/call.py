@@ -18,7 +18,7 @@ from staged_pool.api.keys import OWNER, TENANT
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.tracing.trace_context import trace_parent, written
 from staged_pool.api.tracing.tracer import RequestTrace
-from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.chunked_json import Pieces, pieces_of, size_of
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.runtime.engine.engine import Engine
@@ -78,12 +78,12 @@ class Answer:
         """Bytes of the body."""
         if self.sent_bytes is not None:
             return self.sent_bytes
-        return sum(map(len, self.pieces)) if self.file is None else self.file.size
+        return size_of(self.body) if self.file is None else self.file.size
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
         """The body in the pieces in which it is sent."""
-        return (self.body,) if isinstance(self.body, bytes) else self.body
+        return pieces_of(self.body)
 
     @staticmethod
     def of(problem: Problem, error_format: ErrorFormat) -> Answer:

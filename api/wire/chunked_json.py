@@ -14,6 +14,7 @@ T = TypeVar("T")
 Pieces: TypeAlias = bytes | tuple[bytes, ...]
 """Body of an answer: one piece, or several pieces that are sent one by one."""
 
+
 STEP_VALUES: Final = 4096
 """Numbers that are written in one step, under the GIL: about 0.2 ms for floats."""
 
@@ -30,6 +31,16 @@ class EncodedJson:
 
     def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
         self.parts = tuple(parts)
+
+
+def pieces_of(body: Pieces) -> tuple[bytes, ...]:
+    """Return the pieces of a body."""
+    return (body,) if isinstance(body, bytes) else body
+
+
+def size_of(body: Pieces) -> int:
+    """Return the bytes of a body."""
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 def dump(answer: object) -> bytes:

@@ -1,17 +1,21 @@
-"""Memory of answers: rows of the device, and encoded answers until they are sent."""
+"""Memory of answers: rows of the device, and encoded answers until they are sent or on the disk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Final
+
+import numpy as np
 
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Overloaded, TooLarge
+from staged_pool.stages.scheduling.entries import Priority
 
 ROW_NUMBER_BYTES: Final = 4
 """Bytes of a number in a row: a float32. For answers that are small beside their rows, such as scores."""
@@ -29,7 +33,9 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class AnswerMemory:
-    """Memory of one answer. It is released at the end of the block, when the answer is sent or dropped.
+    """Memory of one answer, from the first row until its bytes are sent or on the disk.
+
+    Every door of an engine has one. It is released at the end of its block, or by `give_back`.
 
     Args:
         account: Account of all answers, in bytes.
@@ -37,14 +43,18 @@ class AnswerMemory:
         is_written: The result becomes JSON here. False: the caller gets arrays.
     """
 
-    __slots__ = ("_account", "_holding", "_is_written", "_number_bytes", "_numbers")
+    __slots__ = ("_account", "_holding", "_is_written", "_least_bytes", "_number_bytes", "_numbers", "_others", "_party")
 
     def __init__(self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False) -> None:
         self._account = account
+        self._party = party
         self._holding = account.hold(party)
         self._is_written = is_written
         self._number_bytes = ROW_NUMBER_BYTES
         self._numbers = 0
+        self._least_bytes = 0
+        """Bytes that an earlier try has found to be needed, and did not get."""
+        self._others: list[AnswerMemory] = []
 
     def __enter__(self) -> AnswerMemory:
         return self
@@ -57,6 +67,20 @@ class AnswerMemory:
     @property
     def held_bytes(self) -> int:
         return self._holding.held_bytes
+
+    @property
+    def lacks_room(self) -> bool:
+        """True: the last try was rejected because other answers hold too much; see `gather`."""
+        return self._least_bytes > self.held_bytes
+
+    def another(self) -> AnswerMemory:
+        """Return the memory of one more answer of the same caller; it is released with this one, or before."""
+        self._others.append(AnswerMemory(self._account, self._party, is_written=self._is_written))
+        return self._others[-1]
+
+    def begin(self) -> None:
+        """Begin a try to answer. An earlier one may have counted rows, which are gone."""
+        self._numbers = 0
 
     def expect(self, numbers: int, *, in_answer: bool) -> None:
         """Reserve memory for an answer before it is computed.
@@ -71,19 +95,35 @@ class AnswerMemory:
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        needed = numbers * self._number_bytes
-        if needed > self._account.limit_bytes:
-            raise TooLarge(
-                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
-                f"{self._account.limit_bytes // 10**6} MB: send fewer inputs in a request, or shorter ones."
-            )
-        if not self._fits(needed):
-            raise _no_room()
+        if (error := self._grow(numbers * self._number_bytes)) is not None:
+            raise error
 
-    def delivered(self, numbers: int) -> Overloaded | None:
+    def delivered(self, numbers: int) -> Overloaded | TooLarge | None:
         """Count the numbers of a computed row. Returns an error if the answer no longer fits."""
         self._numbers += numbers
-        return None if self._fits(self._numbers * self._number_bytes) else _no_room()
+        error = self._grow(self._numbers * self._number_bytes)
+        if isinstance(error, Overloaded):
+            # How much more comes is unknown. Each further try has twice the room, so there are few of them.
+            self._least_bytes = min(2 * self._least_bytes, self._account.limit_bytes)
+        return error
+
+    async def gather(self, priority: Priority) -> None:
+        """Wait until others have released what the last try has lacked, and hold it for the next one.
+
+        A caller that waits never computes rows again and again, for which there is no room: see `Holding.gather`.
+        """
+        self._holding.give_back()
+        await self._holding.gather(min(self._least_bytes, self._account.limit_bytes), priority)
+
+    def keep(self, value: object) -> None:
+        """Count a value that is kept for the answer, in addition to what is held.
+
+        Raises:
+            TooLarge: The answer would not fit even if it were the only one.
+            Overloaded: Other answers hold too much.
+        """
+        if (error := self._grow(self.held_bytes + bytes_of(value, WRITTEN_NUMBER_BYTES))) is not None:
+            raise error
 
     def encoded(self, count: int) -> None:
         """Count the bytes of the encoded answer instead of its rows."""
@@ -92,10 +132,48 @@ class AnswerMemory:
     def give_back(self) -> None:
         """Release all bytes."""
         self._holding.give_back()
-        self._numbers = 0
+        for other in self._others:
+            other.give_back()
 
-    def _fits(self, needed: int) -> bool:
-        return needed <= self.held_bytes or self._holding.take(needed - self.held_bytes)
+    def _grow(self, needed: int) -> Overloaded | TooLarge | None:
+        """Hold at least `needed` bytes, or return the reason why that cannot be."""
+        limit = self._account.limit_bytes
+        if needed > limit:
+            return TooLarge(
+                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
+                f"{limit // 10**6} MB: send fewer inputs in a request, or shorter ones."
+            )
+        if needed <= self.held_bytes or self._holding.take(needed - self.held_bytes):
+            return None
+        self._least_bytes = max(self._least_bytes, needed)
+        message = "The server is at its limit of memory for answers, which it holds until clients have read them."
+        return Overloaded(message, retry_after_s=RETRY_AFTER_S)
+
+
+def bytes_of(value: object, number_bytes: int) -> int:
+    """Estimate the memory of a value, such as the output of a function.
+
+    Args:
+        value: Arrays, texts, numbers, and containers and dataclasses of them. Anything else counts as one number.
+        number_bytes: Bytes of a number.
+    """
+    count, left = 0, [value]
+    while left:
+        match each := left.pop():
+            case np.ndarray():
+                count += each.size * number_bytes
+            case str() | bytes() | bytearray():
+                count += len(each)
+            case Mapping():
+                left += each.keys()
+                left += each.values()
+            case list() | tuple() | set() | frozenset():
+                left += each
+            case _ if is_dataclass(each) and not isinstance(each, type):
+                left += (getattr(each, part.name) for part in fields(each))
+            case _:
+                count += number_bytes
+    return count
 
 
 def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCard) -> int:
@@ -122,7 +200,3 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
             numbers += count * each
     return round(numbers)
 
-
-def _no_room() -> Overloaded:
-    message = "The server is at its limit of memory for answers, which it holds until clients have read them."
-    return Overloaded(message, retry_after_s=RETRY_AFTER_S)
