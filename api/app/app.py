@@ -122,7 +122,7 @@ class Application:
 
     def answer_now(self, decision: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count the answer for a decision of the front door; return it with its headers."""
-        call = _call(scope, _no_body)
+        call = self._call(scope, _no_body)
         self._finished.begins(call)
         call.body_bytes = body_bytes
         answer = decision if isinstance(decision, Answer) else _rejection(decision, scope)
@@ -141,15 +141,19 @@ class Application:
 
         return answer
 
+    def _call(self, scope: Scope, receive: Receive) -> Call:
+        """Return the call of a request, with the memory of its answer: one account for all routes."""
+        memory = AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True)
+        return Call(scope, receive, error_format_of(scope["path"]), memory)
+
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with the result of `handler`, then log and count it."""
         started = time.perf_counter()
         send = self._metrics.http.timed(send)
-        call = _call(scope, receive)
+        call = self._call(scope, receive)
         self._finished.begins(call)
         outcome = Answer(status=499, word="abandoned")  # until the answer is sent
-        with AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True) as memory:
-            call.answer = memory
+        with call.answer as memory:
             try:
                 call.lines = Lines(send, partial(self._further_headers, scope, call.request_id))
                 answer = await _answer(handler, call)
@@ -255,10 +259,6 @@ def _content_headers(answer: Answer) -> Headers:
 
 async def _no_body() -> Message:
     raise RuntimeError("an immediate answer does not read the body")
-
-
-def _call(scope: Scope, receive: Receive) -> Call:
-    return Call(scope, receive, error_format_of(scope["path"]))
 
 
 def _rejection(problem: Problem, scope: Scope) -> Answer:

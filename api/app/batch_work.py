@@ -57,7 +57,7 @@ class BatchWork:
         answers: list[BatchAnswer] = []
         try:
             for line in lines:
-                answers.append(await self._answer(line))
+                answers.append(await self._answer(line))  # noqa: PERF401 - those before an error are given back
         except BaseException:
             for answer in answers:
                 answer.give_back()

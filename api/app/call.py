@@ -147,10 +147,10 @@ class Call:
         "words",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, error_format: ErrorFormat) -> None:
+    def __init__(self, scope: Scope, receive: Receive, error_format: ErrorFormat, answer: AnswerMemory) -> None:
         self.scope = scope
-        self.answer: AnswerMemory | None = None
-        """Account of the memory of the answer. None: the answer is made without an engine."""
+        self.answer = answer
+        """Memory of the answer, until it is sent. Every engine that works for the request gets it."""
         self.lines: Lines | None = None
         """Sends an answer line by line. None: the answer is made without a handler."""
         self.error_format = error_format

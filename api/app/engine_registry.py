@@ -61,6 +61,11 @@ class EngineRegistry:
         """Account of the memory of answers, which the engines share; without a limit while there is no engine."""
         return self.engines[0].memory.budget.answers if self.engines else ByteAccount(UNLIMITED_BYTES)
 
+    @property
+    def outcomes(self) -> ByteAccount:
+        """Account of the memory of the outcomes of pipelines; see `answers`."""
+        return self.engines[0].memory.budget.outcomes if self.engines else ByteAccount(UNLIMITED_BYTES)
+
     def open(self, *engines: Engine, pipelines: Mapping[str, Pipeline] | None = None) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""
         self.pipelines = pipelines or {}

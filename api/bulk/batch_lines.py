@@ -12,6 +12,7 @@ import orjson
 from staged_pool.api.bulk.text_file import RawLine
 from staged_pool.api.wire.chunked_json import Pieces, pieces_of
 from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.stages import foreign_json
 
 EXAMPLE: Final = '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}'
 """A line that is right, for errors."""
@@ -70,8 +71,8 @@ def read_batch_line(raw: RawLine) -> BatchLine:
     if raw.fault:
         return wrong("line_too_long", raw.fault)
     try:
-        given = _DECODER.decode(raw.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        given = foreign_json.decode(raw.content, _DECODER.decode)
+    except (msgspec.DecodeError, foreign_json.BadJson) as error:
         return wrong("invalid_json_line", f"The line is no JSON object ({error}); a line that is right: {EXAMPLE}")
     custom_id = given.custom_id
     if not isinstance(custom_id, str) or not custom_id:

@@ -174,8 +174,8 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
             images: Number of images in the bytes of the request, for admission. None: unknown.
             stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
-            answer: Memory of the answer, for a door that keeps it: its owner gives it back once the bytes are gone. None:
-                the answer counts until this returns, and is the caller's from then on.
+            answer: Memory of the answer, which a door gives back once the bytes are gone. None: the answer counts until
+                this returns, and is the caller's from then on.
             waits: Wait for room, in fair order, and never raise `Overloaded`. For requests of a few inputs.
 
         Raises:

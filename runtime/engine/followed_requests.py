@@ -35,9 +35,7 @@ class FollowedRequests:
         clock: Clock of the stages, in seconds.
     """
 
-    def __init__(
-        self, stages: EngineStages, entrance: Entrance | RemoteModel, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, stages: EngineStages, entrance: Entrance | RemoteModel, clock: Callable[[], float]) -> None:
         self._stages = stages
         self._entrance = entrance
         self._clock = clock

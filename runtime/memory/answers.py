@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Final
@@ -43,7 +44,16 @@ class AnswerMemory:
         is_written: The result becomes JSON here. False: the caller gets arrays.
     """
 
-    __slots__ = ("_account", "_holding", "_is_written", "_least_bytes", "_number_bytes", "_numbers", "_others", "_party")
+    __slots__ = (
+        "_account",
+        "_holding",
+        "_is_written",
+        "_least_bytes",
+        "_number_bytes",
+        "_numbers",
+        "_others",
+        "_party",
+    )
 
     def __init__(self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False) -> None:
         self._account = account
@@ -73,9 +83,13 @@ class AnswerMemory:
         """True: the last try was rejected because other answers hold too much; see `gather`."""
         return self._least_bytes > self.held_bytes
 
-    def another(self) -> AnswerMemory:
-        """Return the memory of one more answer of the same caller; it is released with this one, or before."""
-        self._others.append(AnswerMemory(self._account, self._party, is_written=self._is_written))
+    def another(self, account: ByteAccount | None = None) -> AnswerMemory:
+        """Return the memory of one more answer of the same caller; it is released with this one, or before.
+
+        Args:
+            account: Its account. None: the same one.
+        """
+        self._others.append(AnswerMemory(account or self._account, self._party, is_written=self._is_written))
         return self._others[-1]
 
     def begin(self) -> None:
@@ -122,8 +136,16 @@ class AnswerMemory:
             TooLarge: The answer would not fit even if it were the only one.
             Overloaded: Other answers hold too much.
         """
-        if (error := self._grow(self.held_bytes + bytes_of(value, WRITTEN_NUMBER_BYTES))) is not None:
+        number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
+        if (error := self._grow(self.held_bytes + bytes_of(value, number_bytes))) is not None:
             raise error
+
+    @contextmanager
+    def keeping(self, value: object) -> Iterator[None]:
+        """Count a value for a block, apart from what is held; see `keep`."""
+        with AnswerMemory(self._account, self._party, is_written=self._is_written) as held:
+            held.keep(value)
+            yield
 
     def encoded(self, count: int) -> None:
         """Count the bytes of the encoded answer instead of its rows."""
@@ -199,4 +221,3 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
             each = an_input[output] if output in an_input else tokens_each * a_token[output]
             numbers += count * each
     return round(numbers)
-

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.pipelines.build import BuiltStage, build_stages
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.door import Door
@@ -21,7 +22,7 @@ from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.pipelines.stream import ItemStream
 from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
-from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.errors import ConfigError, InvalidInput, StagedPoolError
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.trace import Trace
@@ -103,6 +104,7 @@ class Pipeline:
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
         trace: Trace | None = None,
+        answer: AnswerMemory | None = None,
     ) -> PipelineResult:
         """Take one request through the pipeline, and return the outcome of its items.
 
@@ -115,9 +117,10 @@ class Pipeline:
             priority: `interactive` or `bulk`, as for `Engine.embed`.
             tenant: Owner of the request, as for `Engine.embed`.
             trace: Notes the times in each stage, on the clock of the pipeline.
+            answer: Memory of the outcomes, which its owner gives back. None: they are the caller's.
 
         Raises:
-            Overloaded: The pipeline has too many requests; no work was done.
+            Overloaded: The pipeline has too many requests, and no work was done; or outcomes hold too much memory.
             EngineStopped: The pipeline drains, or an engine stopped.
             DeadlineExceeded: `timeout_s` passed, or cannot be met.
             InvalidInput: The data is wrong. If it is an item, the error has its index.
@@ -126,7 +129,12 @@ class Pipeline:
         outcomes: list[tuple[tuple[int, ...], Outcome]] = []
 
         async def give(order: tuple[int, ...], outcome: Outcome) -> None:
-            outcomes.append((order, outcome))
+            try:
+                if answer is not None:
+                    answer.keep(outcome)
+                outcomes.append((order, outcome))
+            except StagedPoolError as error:
+                run.fail(error)
 
         entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
         with entered as (run, items):
@@ -148,6 +156,7 @@ class Pipeline:
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
         trace: Trace | None = None,
+        answer: AnswerMemory | None = None,
     ) -> AsyncIterator[ItemStream]:
         """Take one request through the pipeline, and give each outcome as it comes.
 
@@ -164,14 +173,23 @@ class Pipeline:
             priority: See `submit`.
             tenant: See `submit`.
             trace: See `submit`.
+            answer: See `submit`. An outcome counts until it is read.
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
         """
         stream = ItemStream()
+
+        async def give(order: tuple[int, ...], outcome: Outcome) -> None:
+            try:
+                with nullcontext() if answer is None else answer.keeping(outcome):
+                    await stream.give(order, outcome)
+            except StagedPoolError as error:
+                run.fail(error)
+
         unread = Window("unread", self._window.limit)
         entered = self._entered(
-            data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
+            data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
         )
         with entered as (run, items):
             async with stream.filled_by(run, items):

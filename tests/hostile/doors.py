@@ -195,7 +195,9 @@ def by_batch(server: ServerProcess) -> Counter[str]:
     """Send all requests as the lines of one batch; return the statuses of its lines."""
     sizes = [FITTING_TEXTS] * FITTING + [LARGE_TEXTS] * LARGE
     lines = [
-        json.dumps({"custom_id": f"r{number}", "method": "POST", "url": "/pooling", "body": _pooled(texts(size, number))})
+        json.dumps(
+            {"custom_id": f"r{number}", "method": "POST", "url": "/pooling", "body": _pooled(texts(size, number))}
+        )
         for number, size in enumerate(sizes)
     ]
     form = "\r\n".join([

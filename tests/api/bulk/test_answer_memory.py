@@ -81,7 +81,7 @@ async def test_lines_that_fit_one_by_one_are_all_answered_without_computing_for_
         answers[number] = answer
         answer.give_back()  # as if written at once
 
-    async with working(model, LINE_BYTES * 5 // 4) as (work, account), anyio.create_task_group() as tasks:
+    async with working(model, LINE_BYTES * 5 // 4) as (work, _), anyio.create_task_group() as tasks:
         with anyio.fail_after(60):
             for number in range(lines):
                 tasks.start_soon(ask, number)
@@ -121,7 +121,7 @@ async def test_a_job_gives_back_what_is_on_the_disk_and_its_lines_are_whole(tmp_
     ]
     await anyio.Path(source).write_text("\n".join(map(json.dumps, requests)))
     seen: list[Progress] = []
-    async with working(LetterModel(EMBEDDER), LINE_BYTES * 2) as (work, account):
+    async with working(LetterModel(EMBEDDER), LINE_BYTES * 2) as (work, _):
 
         def opening(stack: Any) -> Any:
             return open_batch(stack, source, output, None, identity={}, existing="reject")
@@ -142,7 +142,7 @@ async def test_a_job_that_fails_to_write_holds_nothing(tmp_path: Path) -> None:
     source, output = tmp_path / "lines.jsonl", tmp_path / "answers.jsonl"
     request = {"custom_id": "r", "url": "/pooling", "body": json.loads(line(0).body)}
     await anyio.Path(source).write_text(json.dumps(request))
-    async with working(LetterModel(EMBEDDER), 10**9) as (work, account):
+    async with working(LetterModel(EMBEDDER), 10**9) as (work, _):
 
         def opening(stack: Any) -> Any:
             job = open_batch(stack, source, output, None, identity={}, existing="reject")
