@@ -46,6 +46,7 @@ class BatchWork:
         self._finder = EngineFinder(registry, self._bodies)
         self._tasks = tasks(auto_truncate=auto_truncate)
         self._tenant = tenant
+        self._party = ("batch", tenant)  # not the tenant's own: its interactive requests would find no room
 
     async def do(self, lines: Sequence[BatchLine]) -> Sequence[BatchAnswer]:
         """Answer lines one after the other; see `Work.do`.
@@ -75,7 +76,8 @@ class BatchWork:
         if theirs is not None:
             error_format = theirs
         with ExitStack() as stack:
-            memory = stack.enter_context(AnswerMemory(self._registry.answers, self._tenant, is_written=True))
+            memory = AnswerMemory(self._registry.answers, self._party, is_written=True, is_patient=True)
+            stack.enter_context(memory)
             outcome = await until_admitted(partial(self._submit, task, line, memory), memory)
             if isinstance(outcome, Problem):
                 return self._answers.answered(line, *error_format(outcome))

@@ -179,9 +179,9 @@ class Reservation:
         """See `Load.cached`."""
         self.adjust_tokens(lane, tokens)
 
-    def delivered(self, numbers: int) -> StagedPoolError | None:
+    def delivered(self, numbers: int, left: int) -> StagedPoolError | None:
         """See `Load.delivered`."""
-        return None if self.answer is None else self.answer.delivered(numbers)
+        return None if self.answer is None else self.answer.delivered(numbers, left)
 
 
 class InFlight:

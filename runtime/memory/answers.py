@@ -29,6 +29,9 @@ WRITTEN_NUMBER_BYTES: Final = 21
 
 In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
+ESTIMATE_ERROR: Final = 2
+"""An estimate of the tokens of unusual texts may be so many times too large."""
+
 RETRY_AFTER_S: Final = 1.0
 """Retry-After of rejected requests, in seconds."""
 
@@ -42,26 +45,33 @@ class AnswerMemory:
         account: Account of all answers, in bytes.
         party: Tenant or client that the answer counts for.
         is_written: The result becomes JSON here. False: the caller gets arrays.
+        is_patient: The caller waits for room, see `gather`. The estimate of an answer that may fit is no reason to
+            reject it: whether it fits is known once it is computed.
     """
 
     __slots__ = (
         "_account",
         "_holding",
+        "_is_patient",
         "_is_written",
         "_least_bytes",
         "_number_bytes",
         "_numbers",
         "_others",
         "_party",
+        "_rows",
     )
 
-    def __init__(self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False) -> None:
+    def __init__(
+        self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False, is_patient: bool = False
+    ) -> None:
         self._account = account
         self._party = party
         self._holding = account.hold(party)
         self._is_written = is_written
+        self._is_patient = is_patient
         self._number_bytes = ROW_NUMBER_BYTES
-        self._numbers = 0
+        self._numbers = self._rows = 0
         self._least_bytes = 0
         """Bytes that an earlier try has found to be needed, and did not get."""
         self._others: list[AnswerMemory] = []
@@ -94,7 +104,7 @@ class AnswerMemory:
 
     def begin(self) -> None:
         """Begin a try to answer. An earlier one may have counted rows, which are gone."""
-        self._numbers = 0
+        self._numbers = self._rows = 0
 
     def expect(self, numbers: int, *, in_answer: bool) -> None:
         """Reserve memory for an answer before it is computed.
@@ -109,16 +119,33 @@ class AnswerMemory:
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        if (error := self._grow(numbers * self._number_bytes)) is not None:
+        needed, limit = numbers * self._number_bytes, self._account.limit_bytes
+        if self._is_patient and limit < needed <= ESTIMATE_ERROR * limit:
+            needed = limit
+        if (error := self._grow(needed)) is not None:
             raise error
 
-    def delivered(self, numbers: int) -> Overloaded | TooLarge | None:
-        """Count the numbers of a computed row. Returns an error if the answer no longer fits."""
+    def delivered(self, numbers: int, left: int = 0) -> Overloaded | TooLarge | None:
+        """Count the numbers of a computed row. Returns an error if the answer no longer fits.
+
+        If there are more than was expected, as of a plugin that tells nothing before, room is taken for the rows to
+        come as well. So of several answers that do not fit together, one goes on, and others end early.
+
+        Args:
+            numbers: Count of numbers in the row.
+            left: Rows of the answer that are still to come.
+        """
         self._numbers += numbers
-        error = self._grow(self._numbers * self._number_bytes)
+        self._rows += 1
+        needed, limit = self._numbers * self._number_bytes, self._account.limit_bytes
+        if needed <= self.held_bytes:
+            return None
+        if needed > limit:
+            return self._grow(needed)
+        error = self._grow(min(limit, needed + left * needed // self._rows))
         if isinstance(error, Overloaded):
-            # How much more comes is unknown. Each further try has twice the room, so there are few of them.
-            self._least_bytes = min(2 * self._least_bytes, self._account.limit_bytes)
+            # How much more comes is a guess. Each further try has twice the room, so there are few of them.
+            self._least_bytes = min(limit, max(self._least_bytes, 2 * needed))
         return error
 
     async def gather(self, priority: Priority) -> None:

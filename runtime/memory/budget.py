@@ -117,7 +117,8 @@ class ByteAccount:
     async def _gather(self, holding: Holding, count: int, priority: Priority) -> None:
         turn = _Gathering(holding, count, priority, holding._party)
         self._queue.add(turn)
-        self._serve()
+        if self._gathering is None:  # else what is free now was left to others
+            self._serve()
         try:
             await turn.done.wait()
         except BaseException:
@@ -126,7 +127,8 @@ class ByteAccount:
             elif not turn.done.is_set():
                 self._queue.drop((turn,))
             holding.give_back()
-            self._serve()
+            if self._gathering is None:
+                self._serve()
             raise
 
     def _serve(self) -> None:
