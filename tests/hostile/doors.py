@@ -32,7 +32,7 @@ WIDTH: Final = 1024
 """Numbers of a token vector."""
 TOKENS: Final = 500
 """Tokens of a text, about: an answer for it has 6 MB of JSON."""
-FITTING: Final = 8
+FITTING: Final = 6
 """Requests that fit one by one."""
 FITTING_TEXTS: Final = 10
 LARGE: Final = 2
@@ -56,15 +56,20 @@ class Vectors(staged_pool.Processor):
         return [row.values["multi_vector"] for row in rows]
 
     def routes(self, process):
+        import orjson
         from starlette.applications import Starlette
-        from starlette.responses import JSONResponse
+        from starlette.responses import Response
         from starlette.routing import Route
 
         async def vectors(request):
             found = await process(await request.json())
-            return JSONResponse([vectors.tolist() for vectors in found])
+            return Response(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
 
-        return Starlette(routes=[Route("/vectors", vectors, methods=["POST"])])
+        handlers = {
+            staged_pool.Overloaded: lambda request, error: Response(status_code=429),
+            staged_pool.InvalidInput: lambda request, error: Response(status_code=413),
+        }
+        return Starlette(routes=[Route("/vectors", vectors, methods=["POST"])], exception_handlers=handlers)
 """
 
 PIPELINE: Final = """
@@ -152,8 +157,8 @@ class Seen:
         )
 
 
-def post(server: ServerProcess, path: str, content: bytes, **headers: str) -> tuple[int, bytes]:
-    """Send a body; return the status and the body of the answer, of which only an error or the beginning is kept."""
+def post(server: ServerProcess, path: str, content: bytes, **headers: str) -> tuple[int, bytes, float]:
+    """Send a body; return the status, the first bytes of the answer, and the pause in seconds that it asks for."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     try:
         connection.request("POST", path, content, {"content-type": "application/json", **headers})
@@ -163,7 +168,7 @@ def post(server: ServerProcess, path: str, content: bytes, **headers: str) -> tu
             pass
     finally:
         connection.close()
-    return answer.status, first
+    return answer.status, first, float(answer.headers.get("retry-after", PAUSE_S))
 
 
 def patiently(server: ServerProcess, path: str, body: object, repeated: Counter[str], **headers: str) -> str:
@@ -171,13 +176,13 @@ def patiently(server: ServerProcess, path: str, body: object, repeated: Counter[
     content, latest = json.dumps(body).encode(), time.monotonic() + PATIENCE_S
     while time.monotonic() < latest:
         try:
-            status, _ = post(server, path, content, **headers)
+            status, _, pause_s = post(server, path, content, **headers)
         except (OSError, HTTPException):
             return "connection lost"
         if status != 429:
             return str(status)
         repeated["429"] += 1
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
     return "never"
 
 
@@ -204,7 +209,7 @@ def by_batch(server: ServerProcess) -> Counter[str]:
         "--b", 'content-disposition: form-data; name="purpose"', "", "batch",
         "--b", 'content-disposition: form-data; name="file"; filename="lines.jsonl"', "", "\n".join(lines), "--b--", "",
     ])  # fmt: skip
-    _, content = post(server, "/v1/files", form.encode(), **{"content-type": "multipart/form-data; boundary=b"})
+    _, content, _ = post(server, "/v1/files", form.encode(), **{"content-type": "multipart/form-data; boundary=b"})
     _, batch = server.ask("/v1/batches", {
         "input_file_id": json.loads(content)["id"], "endpoint": "/pooling", "completion_window": "24h",
     })  # fmt: skip
