@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -174,8 +174,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
             images: Number of images in the bytes of the request, for admission. None: unknown.
             stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
-            answer: Memory of the answer, which a door gives back once the bytes are gone. None: the answer counts until
-                this returns, and is the caller's from then on.
+            answer: Memory of the answer, which a door gives back once it is sent. None: it counts until this returns.
             waits: Wait for room, in fair order, and never raise `Overloaded`. For requests of a few inputs.
 
         Raises:
@@ -187,12 +186,10 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         self._host.check()
         arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
-        held = AnswerMemory(self.memory.budget.answers, tenant) if answer is None else answer
-        try:
+        with AnswerMemory(self.memory.budget.answers, tenant) if answer is None else nullcontext(answer) as held:
             while timeout_s > 0:
                 scope_ends_at, now = anyio.current_effective_deadline(), self._clock()
-                left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
-                if left_s > 0:
+                if (left_s := scope_ends_at - anyio.current_time()) > 0:
                     ticket_of = partial(
                         Ticket,
                         decode,
@@ -217,9 +214,6 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
                 else:
                     await wait_for_scope(scope_ends_at)
                 timeout_s = late_at - self._clock()
-        finally:
-            if answer is None:
-                held.give_back()
         raise DeadlineExceeded("The time limit of the request passed.", stage=ADMISSION)
 
     async def stream(

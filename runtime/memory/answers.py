@@ -32,6 +32,9 @@ In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 
 ESTIMATE_ERROR: Final = 2
 """An estimate of the tokens of unusual texts may be so many times too large."""
 
+KEPT_NUMBER_BYTES: Final = 17
+"""Bytes of a number that is kept, and of the same in JSON, once its row is gone."""
+
 RETRY_AFTER_S: Final = 1.0
 """Retry-After of rejected requests, in seconds."""
 
@@ -136,6 +139,9 @@ class AnswerMemory:
             left: Rows of the answer that are still to come.
         """
         self._numbers += numbers
+        return self._count(left)
+
+    def _count(self, left: int) -> Overloaded | TooLarge | None:
         self._rows += 1
         needed, limit = self._numbers * self._number_bytes, self._account.limit_bytes
         if needed <= self.held_bytes:
@@ -156,15 +162,20 @@ class AnswerMemory:
         self._holding.give_back()
         await self._holding.gather(min(self._least_bytes, self._account.limit_bytes), priority)
 
-    def keep(self, value: object) -> None:
-        """Count a value that is kept for the answer, in addition to what is held.
+    def keep(self, value: object, left: int = 0) -> None:
+        """Count a value that is kept for the answer, with the others so far. The first ones take room for the rest.
+
+        Args:
+            value: The value; see `bytes_of`.
+            left: Values of the answer that are still to come.
 
         Raises:
             TooLarge: The answer would not fit even if it were the only one.
             Overloaded: Other answers hold too much.
         """
-        number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        if (error := self._grow(self.held_bytes + bytes_of(value, number_bytes))) is not None:
+        self._numbers += bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        self._number_bytes = 1
+        if (error := self._count(left)) is not None:
             raise error
 
     @contextmanager

@@ -20,7 +20,7 @@ from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 from staged_pool.stages.wakeup import Wakeup, wakeup
 
-SHARES: Final = {"bodies": 0.25, "answers": 0.25, "outcomes": 0.125, "decodes": 0.375}
+SHARES: Final = {"bodies": 0.25, "answers": 0.25, "outcomes": 0.2, "decodes": 0.3}
 """Shares of the budget.
 
 Decoding takes up to a hundred times the bytes of an encoded image, so decodes have the largest share. Any division

@@ -79,6 +79,7 @@ class Pipeline:
             stages, engines or {}, window=window, offload=offload or ThreadOffload(FUNCTION_THREADS)
         )
         self._segments = _segments(self._stages)
+        self._best = [stage.declared.top_k for stage in self._stages if stage.declared.top_k is not None]
         self._output = output_of(output, [stage.name for stage in self._stages])
         self._fields = dict.fromkeys(
             each.path[0] for stage in self._stages for each in stage.inputs if each.source == REQUEST
@@ -127,17 +128,19 @@ class Pipeline:
             StagedPoolError: An item failed in a stage with `on_error="fail"`.
         """
         outcomes: list[tuple[tuple[int, ...], Outcome]] = []
+        count = 0
 
         async def give(order: tuple[int, ...], outcome: Outcome) -> None:
             try:
                 if answer is not None:
-                    answer.keep(outcome)
+                    answer.keep(outcome, left=max(0, count - len(outcomes) - 1))
                 outcomes.append((order, outcome))
             except StagedPoolError as error:
                 run.fail(error)
 
         entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
         with entered as (run, items):
+            count = min([len(items), *self._best]) if isinstance(items, Sequence) else 0
             await run.run(items)
         ordered = [outcome for _, outcome in sorted(outcomes, key=lambda pair: pair[0])]
         return PipelineResult(

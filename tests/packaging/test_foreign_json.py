@@ -64,7 +64,8 @@ def test_a_module_that_decodes_is_noticed(tmp_path: Path) -> None:
         "_D: Final = msgspec.json.Decoder(int)\n"
         "_E = {1: msgspec.msgpack.Decoder(int)}\n"
         "decode = msgspec.json.Decoder(int).decode\n"
-        "a = json.loads(b), _D.decode(b), _E[1].decode(b), decode(b), text.decode(), foreign_json.decode(b, _D.decode)\n"
+        "a = json.loads(b), _D.decode(b), _E[1].decode(b), decode(b)\n"
+        "c = text.decode(), foreign_json.decode(b, _D.decode)\n"
     )
     assert [place.partition(": ")[2] for place in decodes(module)] == [
         "json.loads",

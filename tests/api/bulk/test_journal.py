@@ -77,7 +77,7 @@ def test_a_journal_whose_first_line_is_damaged_is_an_error_that_says_what_to_do(
     content = bytearray((tmp_path / "j").read_bytes())
     content[at] ^= 1
     (tmp_path / "j").write_bytes(content)
-    with pytest.raises(ConfigError, match="j: the journal is damaged in its first line.*overwrite it to begin anew"):
+    with pytest.raises(ConfigError, match=r"is damaged in its first line, .* overwrite it to begin anew"):
         Journal(tmp_path / "j", JOB, resume=True)
     assert (tmp_path / "j").read_bytes() == content, "a copy may be compared with it"
     Journal.discard(tmp_path / "j")

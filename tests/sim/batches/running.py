@@ -193,9 +193,7 @@ class BatchSimulation:
             with anyio.CancelScope(deadline=plan.cancelled_at):
                 window = Window(lines=plan.window)
                 journal = cast(Journal, files)
-                summary = await run_job(
-                    files, work, files, journal, window=window, report=lambda _: None, stop=stop
-                )
+                summary = await run_job(files, work, files, journal, window=window, report=lambda _: None, stop=stop)
                 finished = summary.finished
             tasks.cancel_scope.cancel()
         now = anyio.current_time()
@@ -221,7 +219,9 @@ class BatchSimulation:
         if len(set(numbers)) < len(numbers):
             self.violations.append(f"job {name} has two answers of a line")
         if finished and len(numbers) < len(plan.lines):
-            self.violations.append(f"job {name} has finished, and {len(plan.lines) - len(numbers)} lines have no answer")
+            self.violations.append(
+                f"job {name} has finished, and {len(plan.lines) - len(numbers)} lines have no answer"
+            )
         for answer in files.written:
             line = plan.lines[answer.number]
             letters = self._letters(f"{name}/{answer.number}", line)
