@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Final
@@ -178,11 +178,17 @@ class AnswerMemory:
         if (error := self._count(left)) is not None:
             raise error
 
-    @contextmanager
-    def keeping(self, value: object) -> Iterator[None]:
-        """Count a value for a block, apart from what is held; see `keep`."""
-        with AnswerMemory(self._account, self._party, is_written=self._is_written) as held:
-            held.keep(value)
+    @asynccontextmanager
+    async def keeping(self, value: object, priority: Priority) -> AsyncIterator[None]:
+        """Count a value for a block, apart from what is held. It waits for room, so others release theirs first.
+
+        Args:
+            value: The value; see `bytes_of`.
+            priority: Urgency of the request.
+        """
+        size = bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        with self._account.hold(self._party) as held:
+            await held.gather(min(size, self._account.limit_bytes), priority)
             yield
 
     def encoded(self, count: int) -> None:

@@ -176,7 +176,7 @@ class Pipeline:
             priority: See `submit`.
             tenant: See `submit`.
             trace: See `submit`.
-            answer: See `submit`. An outcome counts until it is read.
+            answer: See `submit`. An outcome counts until it is read, and waits for room before.
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
@@ -184,11 +184,8 @@ class Pipeline:
         stream = ItemStream()
 
         async def give(order: tuple[int, ...], outcome: Outcome) -> None:
-            try:
-                with nullcontext() if answer is None else answer.keeping(outcome):
-                    await stream.give(order, outcome)
-            except StagedPoolError as error:
-                run.fail(error)
+            async with nullcontext() if answer is None else answer.keeping(outcome, run.priority):
+                await stream.give(order, outcome)
 
         unread = Window("unread", self._window.limit)
         entered = self._entered(

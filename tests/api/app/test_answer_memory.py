@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 
 from staged_pool.runtime.pipelines.file import PipelineFile, read_pipelines
 from tests.servers.in_memory import serving_in_memory
 from tests.support.cards import EMBEDDER
-from tests.support.gates import Gate
 from tests.support.model import LetterModel
-from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -44,25 +40,6 @@ def pipelines(tmp_path: Path) -> Sequence[PipelineFile]:
 def texts(count: int) -> Sequence[str]:
     """Return different texts of one length."""
     return [f"{number}{TEXT}"[: len(TEXT)] for number in range(count)]
-
-
-async def test_outcomes_of_a_pipeline_count_until_the_answer_is_written(pipelines: Sequence[PipelineFile]) -> None:
-    gate = Gate()
-    model = LetterModel(card=EMBEDDER, on_forward=lambda given: gate() if "last" in given[0] else None)
-    async with serving_in_memory(model, pipelines=pipelines) as served, served.client() as client:
-        account = served.engine.memory.budget.outcomes
-        answers: list[Any] = []
-
-        async def ask() -> None:
-            answers.append(await client.post("/pipelines/vectors", json={"data": [*texts(4), "last"]}))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
-            await gate.arrived()
-            await until(lambda: account.held_bytes >= 4 * OUTCOME_BYTES)
-            gate.open()
-        assert answers[0].status_code == 200
-        assert account.held_bytes == served.engine.memory.budget.answers.held_bytes == 0
 
 
 async def test_outcomes_that_never_fit_are_rejected_as_such_and_others_for_now(

@@ -29,6 +29,7 @@ from staged_pool.runtime.pipelines.items import Embedding
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
+from staged_pool.stages.scheduling.entries import Priority
 from tests.support.cards import CARD, EMBEDDER
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
@@ -212,12 +213,12 @@ def test_a_value_counts_for_what_is_in_it(value: object, numbers: float) -> None
     assert bytes_of(value, 100) == pytest.approx(100 * numbers, abs=1)
 
 
-def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
+async def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
     answers, outcomes = ByteAccount(1000), ByteAccount(1000)
     with AnswerMemory(answers, is_written=True) as memory:
         memory.another().encoded(10)
         memory.another(outcomes).keep("x" * 20)
-        with memory.keeping("x" * 30):
+        async with memory.keeping("x" * 30, Priority.BULK):
             assert (answers.held_bytes, outcomes.held_bytes) == (40, 20)
         memory.encoded(5)
         assert (answers.held_bytes, outcomes.held_bytes) == (15, 20)
