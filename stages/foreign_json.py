@@ -34,7 +34,7 @@ _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 
 
 class BadJson(ValueError):
-    """Foreign JSON that cannot be decoded. The message says what is wrong, and where; it repeats no content."""
+    """Foreign JSON that cannot be decoded. The message names the fault and its place, and repeats no content."""
 
 
 @overload
@@ -79,7 +79,7 @@ def decode(
 
 
 def check_size(size: int, most_bytes: int = MOST_BYTES) -> None:
-    """Reject JSON of too many bytes, such as those of a file before it is read.
+    """Reject JSON of too many bytes, such as a file that is not read yet.
 
     Raises:
         BadJson: There are more than `most_bytes`.
@@ -97,7 +97,7 @@ def check_depth(content: Content, most: int = MOST_DEPTH) -> None:
     whole = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
     if whole.count(b"[") + whole.count(b"{") <= most:
         return
-    # What follows runs in C: a loop over the brackets of a tokenizer would take as long as decoding it.
+    # All of this runs in C: a loop over the brackets of a tokenizer would take as long as decoding it.
     marks = (_ESCAPED.sub(b"", whole) if b"\\" in whole else whole).translate(None, _NO_MARKS)
     brackets = _TEXT.sub(b"", marks).translate(_AS_LISTS)
     rounds = 0

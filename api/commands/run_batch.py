@@ -60,10 +60,10 @@ def _is_complete(batch: Batch) -> bool:
 
 
 def _check_unchanged(batch: Batch) -> None:
-    """Check that the input of a complete output is the one that it was made of, as far as the files tell.
+    """Check that the input of a complete output was not changed later.
 
     Raises:
-        ConfigError: It was changed later.
+        ConfigError: It was, by the times of the files.
     """
     if batch.source.exists() and batch.source.stat().st_mtime_ns > batch.output.stat().st_mtime_ns:
         raise ConfigError(

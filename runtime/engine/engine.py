@@ -174,7 +174,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
             images: Number of images in the bytes of the request, for admission. None: unknown.
             stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
-            answer: Memory of the answer, which a door gives back once it is sent. None: it counts until this returns.
+            answer: Memory of the answer, which its owner gives back. None: it counts until this returns.
             waits: Wait for room, in fair order, and never raise `Overloaded`. For requests of a few inputs.
 
         Raises:
@@ -185,8 +185,8 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         """
         self._host.check()
         arguments.time_limit(timeout_s)
-        late_at = self._clock() + timeout_s
         with AnswerMemory(self.memory.budget.answers, tenant) if answer is None else nullcontext(answer) as held:
+            late_at = self._clock() + timeout_s
             while timeout_s > 0:
                 scope_ends_at, now = anyio.current_effective_deadline(), self._clock()
                 if (left_s := scope_ends_at - anyio.current_time()) > 0:
@@ -209,8 +209,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
                     except Overloaded:
                         if not waits:
                             raise
-                        with anyio.move_on_after(late_at - self._clock()):
-                            await (held.gather(priority) if held.lacks_room else self._entrance.wait_for_departure())
+                        await self._requests.wait_for_room(held, priority, late_at)
                 else:
                     await wait_for_scope(scope_ends_at)
                 timeout_s = late_at - self._clock()

@@ -19,6 +19,7 @@ from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.recent_mean import RecentMean
 from staged_pool.stages.ticket import Ticket
 
@@ -96,6 +97,17 @@ class FollowedRequests:
         is_later = waits or not self._entrance.is_immediate
         timeout_s = ticket.deadline - arrival.sent_at if is_later else arriving.timeout_s
         return await self._follow(arrival, reservation, timeout_s)
+
+    async def wait_for_room(self, answer: AnswerMemory, priority: Priority, late_at: float) -> None:
+        """Wait until a rejected request may try again, or its deadline passes.
+
+        Args:
+            answer: Memory of the answer.
+            priority: Urgency of the request.
+            late_at: Time at which its deadline passes, on the clock of the stages.
+        """
+        with anyio.move_on_after(late_at - self._clock()):
+            await (answer.gather(priority) if answer.lacks_room else self._entrance.wait_for_departure())
 
     async def _follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
         """Send a request to the stages and wait for its answer. However this ends, its reservation is given back.

@@ -30,17 +30,17 @@ WRITTEN_NUMBER_BYTES: Final = 21
 In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
 ESTIMATE_ERROR: Final = 2
-"""An estimate of the tokens of unusual texts may be so many times too large."""
+"""An estimate of the tokens of unusual texts may be too large by this factor."""
 
 KEPT_NUMBER_BYTES: Final = 17
-"""Bytes of a number that is kept, and of the same in JSON, once its row is gone."""
+"""Bytes of a kept number without its row, and of the same in JSON."""
 
 RETRY_AFTER_S: Final = 1.0
 """Retry-After of rejected requests, in seconds."""
 
 
 class AnswerMemory:
-    """Memory of one answer, from the first row until its bytes are sent or on the disk.
+    """Memory of one answer, from its first row to its last byte.
 
     Every door of an engine has one. It is released at the end of its block, or by `give_back`.
 
@@ -150,12 +150,12 @@ class AnswerMemory:
             return self._grow(needed)
         error = self._grow(min(limit, needed + left * needed // self._rows))
         if isinstance(error, Overloaded):
-            # How much more comes is a guess. Each further try has twice the room, so there are few of them.
+            # The rest is a guess. Each further try has twice the room, so there are few of them.
             self._least_bytes = min(limit, max(self._least_bytes, 2 * needed))
         return error
 
     async def gather(self, priority: Priority) -> None:
-        """Wait until others have released what the last try has lacked, and hold it for the next one.
+        """Wait for the room that the last try has lacked, and hold it.
 
         A caller that waits never computes rows again and again, for which there is no room: see `Holding.gather`.
         """
@@ -180,7 +180,7 @@ class AnswerMemory:
 
     @asynccontextmanager
     async def keeping(self, value: object, priority: Priority) -> AsyncIterator[None]:
-        """Count a value for a block, apart from what is held. It waits for room, so others release theirs first.
+        """Count a value for a block, beside the others. It waits for room.
 
         Args:
             value: The value; see `bytes_of`.

@@ -40,7 +40,7 @@ class MemoryBudget:
         self.bodies = ByteAccount(int(limit_bytes * SHARES["bodies"]))
         """Account of request bodies, from their arrival until the request ends."""
         self.answers = ByteAccount(int(limit_bytes * SHARES["answers"]))
-        """Account of rows of the device and of encoded answers, until they are sent or on the disk."""
+        """Account of rows of the device and of encoded answers, to their last byte."""
         self.outcomes = ByteAccount(int(limit_bytes * SHARES["outcomes"]))
         """Account of the finished items of pipelines, until the answer of their request is sent."""
         self.decodes = DecodeMemory(int(limit_bytes * SHARES["decodes"]))
@@ -117,7 +117,7 @@ class ByteAccount:
     async def _gather(self, holding: Holding, count: int, priority: Priority) -> None:
         turn = _Gathering(holding, count, priority, holding._party)
         self._queue.add(turn)
-        if self._gathering is None:  # else what is free now was left to others
+        if self._gathering is None:  # else the free bytes were left to others
             self._serve()
         try:
             await turn.done.wait()
@@ -132,13 +132,13 @@ class ByteAccount:
             raise
 
     def _serve(self) -> None:
-        """Give what is free to the one that gathers, and then to the next ones, as far as it goes."""
+        """Give free bytes to the one that gathers, then to the next ones."""
         while (turn := self._gathering or self._next()) is not None:
             holding = turn.holding
             missing = turn.count - holding.held_bytes
             free = max(0, self.limit_bytes - self.held_bytes)
             if turn.count * (TIMES_FREE + 1) <= self.limit_bytes * TIMES_FREE:
-                free = free * TIMES_FREE // (TIMES_FREE + 1)  # the rest is for those who do not wait
+                free = free * TIMES_FREE // (TIMES_FREE + 1)  # the rest is for requests that do not wait
             if self.held_bytes == holding.held_bytes:
                 free = missing  # nobody else will release any
             holding.add(min(missing, free))
@@ -184,8 +184,8 @@ class Holding:
     async def gather(self, count: int, priority: Priority = Priority.INTERACTIVE) -> None:
         """Wait until the request holds `count` bytes. It holds none before, and none after a cancellation.
 
-        Those who wait have their turns in fair order. One at a time gathers what others release, and leaves an eighth
-        of it to those who do not wait. So each has its turn if all holdings end, however many new ones come.
+        Waiting requests have their turns in fair order. One at a time gathers what others release, and leaves an eighth
+        of it to requests that do not wait. So each has its turn if all holdings end, however many new ones come.
 
         Args:
             count: Bytes; at most the limit.

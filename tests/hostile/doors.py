@@ -137,7 +137,7 @@ def serving_wide(folder: Path) -> Iterator[ServerProcess]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of the requests of one door."""
+    """Outcome of the requests of one door."""
 
     door: str
     outcomes: Mapping[str, int]
@@ -257,7 +257,7 @@ def look(door: str, folder: Path) -> Seen:
 
 
 def faults(seen: Seen) -> Sequence[str]:
-    """Return what is wrong with the outcome of a door."""
+    """Return the faults of the outcome of a door."""
     found = []
     if seen.peak_bytes >= LIMIT_BYTES:
         found.append(f"{seen.peak_bytes / 1e6:.0f} MB of {LIMIT_BYTES / 1e6:.0f} MB")
@@ -268,7 +268,7 @@ def faults(seen: Seen) -> Sequence[str]:
 
 
 def main(only: Annotated[str, typer.Option(help="Part of the names of the doors. Default: all.")] = "") -> None:
-    """Fail if the server takes more memory than its limit, or a request that fits gets no answer."""
+    """Fail if a door takes too much memory, or gives no answer."""
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for door in DOORS:

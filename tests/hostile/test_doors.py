@@ -1,4 +1,4 @@
-"""Large answers by every door of a server with little memory; `python -m tests.hostile.doors` prints what it takes."""
+"""Large answers by every door of a server with little memory; `python -m tests.hostile.doors` prints the memory of each."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ OF_CALLERS: Final[Mapping[str, str]] = {
     "runtime/engine/plugin_api.py: self.engine_of(plugin).submit_data": "the same",
     "runtime/pipelines/steps.py: self.engine.submit_data": "a value between two stages; a window bounds their number",
 }
-"""Calls without one: the engine counts until they return, and what they return is the caller's."""
+"""Calls without one: the engine counts until they return, and the value is the caller's."""
 
 OTHERS: Final = ("api/client/", "api/pool/", "api/bench/", "api/commands/")
 """Floors without an engine: calls of the same names are of HTTP clients, threads and processes."""

@@ -49,7 +49,7 @@ def test_exactly_what_is_too_deep_is_rejected(value: object, most: int, indent: 
 @pytest.mark.parametrize("closes", [True, False])
 def test_brackets_end_no_decoder(read: Callable[[Any], Any], opens: bytes, closes: bool) -> None:
     content = opens * 5000 + (b"]" * 5000 if closes and opens == b"[" else b"")
-    with pytest.raises(BadJson, match="it is nested too deeply: more than 128 .*, from line 1, column"):
+    with pytest.raises(BadJson, match=r"it is nested too deeply: more than 128 .*, from line 1, column"):
         decode(content, read)
 
 

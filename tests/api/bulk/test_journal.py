@@ -85,7 +85,7 @@ def test_a_journal_whose_first_line_is_damaged_is_an_error_that_says_what_to_do(
 
 
 class Short:
-    """A file whose writes take a few bytes each, as those of a full disk or a network do."""
+    """A file whose writes take a few bytes each."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

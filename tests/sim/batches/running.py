@@ -128,7 +128,7 @@ class BatchSimulation:
         self.outcomes: dict[str, str] = {}
         self._rng = random.Random(world.seed)
         self._computed: Counter[str] = Counter()
-        """How often each text went through the model, by the name of its line or caller."""
+        """Number of computed texts by the name of their line or caller."""
 
     async def run(self) -> None:
         """Run the world until each job and each caller has ended."""
