@@ -96,7 +96,7 @@ def wide_model(folder: Path) -> Path:
     tokenizer.add_tokens(["[Q] ", "[D] "])
     config = bodies.bert_config(len(tokenizer), num_hidden_layers=1, max_position_embeddings=TOKENS + 12)
     bodies.save_body(folder, hf.BertModel(config), tokenizer, tokenizer_class="BertTokenizer")
-    dense = {"in_features": bodies.WIDTH, "out_features": WIDTH, "bias": False}
+    dense: dict[str, Any] = {"in_features": bodies.WIDTH, "out_features": WIDTH, "bias": False}
     dense["activation_function"] = "torch.nn.modules.linear.Identity"
     write_modules(folder, ("pylate.models.Dense.Dense", dense))
     weights = {"linear.weight": torch.randn(WIDTH, bodies.WIDTH) / 6}
@@ -104,7 +104,12 @@ def wide_model(folder: Path) -> Path:
     lengths = {"max_seq_length": TOKENS + 11, "do_lower_case": False}
     write_json(folder / "sentence_bert_config.json", lengths)
     marks = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 24, "document_length": TOKENS + 12}
-    others = {"model_type": "ColBERT", "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "MaxSim"}
+    others: dict[str, Any] = {
+        "model_type": "ColBERT",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "MaxSim",
+    }
     more = {"do_query_expansion": False, "attend_to_expansion_tokens": False, "skiplist_words": []}
     write_json(folder / "config_sentence_transformers.json", others | marks | more)
     return folder

@@ -104,6 +104,9 @@ class MemoryFiles:
     def complete(self, lines: int) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def publish(self) -> None:
         self.published = True
 
@@ -170,7 +173,7 @@ class BatchSimulation:
         ticks = files.writing_ticks if isinstance(files, MemoryFiles) else 0
         with anyio.CancelScope(shield=True):
             await anyio.sleep(self._rng.randint(0, ticks) * TICK_S)
-            return function(*arguments)
+        return function(*arguments)
 
     def _note(self, texts: Sequence[str]) -> None:
         for text in texts:
