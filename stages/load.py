@@ -37,8 +37,12 @@ class RequestLoad(Protocol):
     def cached(self, lane: Hashable, tokens: int) -> None:
         """Subtract tokens whose rows are cached."""
 
-    def delivered(self, numbers: int) -> StagedPoolError | None:
+    def delivered(self, numbers: int, left: int) -> StagedPoolError | None:
         """Count the numbers of a row that is kept for the answer.
+
+        Args:
+            numbers: Count of numbers in the row.
+            left: Rows of the request that are still to come.
 
         Returns:
             The error of an answer that has grown too large; None if it has not.

@@ -172,7 +172,7 @@ class Ticket:
         if self.settled:
             return False
         self.numbers += numbers
-        if (too_large := self.load.delivered(numbers)) is not None:
+        if (too_large := self.load.delivered(numbers, self._left - 1)) is not None:
             self.fail(too_large)
             return False
         if isinstance(parts := self._rows[item.index], Parts):

@@ -35,6 +35,7 @@ from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
 from staged_pool.api.tracing.tracer import Tracer
+from staged_pool.api.wire.chunked_json import size_of
 from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened
@@ -122,7 +123,7 @@ class Application:
 
     def answer_now(self, decision: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count the answer for a decision of the front door; return it with its headers."""
-        call = _call(scope, _no_body)
+        call = self._call(scope, _no_body)
         self._finished.begins(call)
         call.body_bytes = body_bytes
         answer = decision if isinstance(decision, Answer) else _rejection(decision, scope)
@@ -141,15 +142,19 @@ class Application:
 
         return answer
 
+    def _call(self, scope: Scope, receive: Receive) -> Call:
+        """Return the call of a request, with the memory of its answer: one account for all routes."""
+        memory = AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True)
+        return Call(scope, receive, error_format_of(scope["path"]), memory)
+
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with the result of `handler`, then log and count it."""
         started = time.perf_counter()
         send = self._metrics.http.timed(send)
-        call = _call(scope, receive)
+        call = self._call(scope, receive)
         self._finished.begins(call)
         outcome = Answer(status=499, word="abandoned")  # until the answer is sent
-        with AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True) as memory:
-            call.answer = memory
+        with call.answer as memory:
             try:
                 call.lines = Lines(send, partial(self._further_headers, scope, call.request_id))
                 answer = await _answer(handler, call)
@@ -160,7 +165,7 @@ class Application:
                     await call.lines.end(b"".join(answer.pieces))
                     outcome = replace(answer, status=200)  # the status that was sent; `word` names a later error
                     return
-                memory.encoded(sum(map(len, answer.pieces)))
+                memory.encoded(size_of(answer.body))
                 headers = self._headers(call, answer, time.perf_counter() - started)
                 if answer.file is not None:
                     await send_file(answer, headers, scope, send)
@@ -255,10 +260,6 @@ def _content_headers(answer: Answer) -> Headers:
 
 async def _no_body() -> Message:
     raise RuntimeError("an immediate answer does not read the body")
-
-
-def _call(scope: Scope, receive: Receive) -> Call:
-    return Call(scope, receive, error_format_of(scope["path"]))
 
 
 def _rejection(problem: Problem, scope: Scope) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from staged_pool.api import status
@@ -15,7 +16,9 @@ from staged_pool.api.app.tasks import Task, tasks
 from staged_pool.api.bulk.batch_lines import NOT_JSON, BatchAnswer, BatchAnswers, BatchLine
 from staged_pool.api.bulk.patience import until_admitted
 from staged_pool.api.status import Problem
+from staged_pool.api.wire.chunked_json import size_of
 from staged_pool.api.wire.exchange import JSON, Exchange, Written
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import ENGINE_WORDS, DeviceLost, EngineStopped, Overloaded
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import ThreadOffload
@@ -43,6 +46,7 @@ class BatchWork:
         self._finder = EngineFinder(registry, self._bodies)
         self._tasks = tasks(auto_truncate=auto_truncate)
         self._tenant = tenant
+        self._party = ("batch", tenant)  # not the tenant's own: its interactive requests would find no room
 
     async def do(self, lines: Sequence[BatchLine]) -> Sequence[BatchAnswer]:
         """Answer lines one after the other; see `Work.do`.
@@ -51,7 +55,15 @@ class BatchWork:
             EngineStopped: The engine takes no requests.
             DeviceLost: The device of the engine does not answer.
         """
-        return [await self._answer(line) for line in lines]
+        answers: list[BatchAnswer] = []
+        try:
+            for line in lines:
+                answers.append(await self._answer(line))  # noqa: PERF401 - those before an error are given back
+        except BaseException:
+            for answer in answers:
+                answer.give_back()
+            raise
+        return answers
 
     async def _answer(self, line: BatchLine) -> BatchAnswer:
         if line.fault is not None:
@@ -63,15 +75,20 @@ class BatchWork:
         theirs = None if task.error_format_of is None else await self._bodies.peek(task.error_format_of, line.body)
         if theirs is not None:
             error_format = theirs
-        outcome = await until_admitted(partial(self._submit, task, line))
-        if isinstance(outcome, Problem):
-            return self._answers.answered(line, *error_format(outcome))
-        if outcome.content_type != JSON:
-            return self._answers.refused(line, NOT_JSON)
-        content = outcome.content
-        return self._answers.answered(line, 200, content if isinstance(content, bytes) else b"".join(content))
+        with ExitStack() as stack:
+            memory = AnswerMemory(self._registry.answers, self._party, is_written=True, is_patient=True)
+            stack.enter_context(memory)
+            outcome = await until_admitted(partial(self._submit, task, line, memory), memory)
+            if isinstance(outcome, Problem):
+                return self._answers.answered(line, *error_format(outcome))
+            if outcome.content_type != JSON:
+                return self._answers.refused(line, NOT_JSON)
+            memory.encoded(size_of(outcome.content))
+            answer = self._answers.answered(line, 200, outcome.content, memory=memory)
+            stack.pop_all()  # the answer has it now, until it is written
+            return answer
 
-    async def _submit(self, task: Task, line: BatchLine) -> Written | Problem:
+    async def _submit(self, task: Task, line: BatchLine, memory: AnswerMemory) -> Written | Problem:
         """Take the request of a line through the stages. A problem is its own; other errors are raised."""
         words, engines = ENGINE_WORDS, self._registry.engines
         try:
@@ -91,6 +108,7 @@ class BatchWork:
                     priority=Priority.BULK,
                     tenant=self._tenant,
                     images=task.shown_images(engine.card, line.body, JSON),
+                    answer=memory,
                 )
             finally:
                 words = exchange.words

@@ -18,7 +18,7 @@ from staged_pool.api.keys import OWNER, TENANT
 from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.tracing.trace_context import trace_parent, written
 from staged_pool.api.tracing.tracer import RequestTrace
-from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.chunked_json import Pieces, pieces_of, size_of
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.runtime.engine.engine import Engine
@@ -78,12 +78,12 @@ class Answer:
         """Bytes of the body."""
         if self.sent_bytes is not None:
             return self.sent_bytes
-        return sum(map(len, self.pieces)) if self.file is None else self.file.size
+        return size_of(self.body) if self.file is None else self.file.size
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
         """The body in the pieces in which it is sent."""
-        return (self.body,) if isinstance(self.body, bytes) else self.body
+        return pieces_of(self.body)
 
     @staticmethod
     def of(problem: Problem, error_format: ErrorFormat) -> Answer:
@@ -147,10 +147,10 @@ class Call:
         "words",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, error_format: ErrorFormat) -> None:
+    def __init__(self, scope: Scope, receive: Receive, error_format: ErrorFormat, answer: AnswerMemory) -> None:
         self.scope = scope
-        self.answer: AnswerMemory | None = None
-        """Account of the memory of the answer. None: the answer is made without an engine."""
+        self.answer = answer
+        """Memory of the answer, until it is sent. Every engine that works for the request gets it."""
         self.lines: Lines | None = None
         """Sends an answer line by line. None: the answer is made without a handler."""
         self.error_format = error_format

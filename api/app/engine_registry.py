@@ -13,6 +13,8 @@ from staged_pool.api.wire.json_bounds import BodyLimits
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.load_progress import LoadStatus, load_progress, reporting_loads
+from staged_pool.runtime.memory.budget import ByteAccount
+from staged_pool.runtime.memory.governor import UNLIMITED_BYTES
 from staged_pool.runtime.pipelines.pipeline import Pipeline
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.statistics import EngineStatistics
@@ -53,6 +55,16 @@ class EngineRegistry:
         """True once the server drains: clients should open new connections elsewhere."""
         self.closes_connections = False
         """True once each answer closes its connection: in the drain, and at the end of its lead."""
+
+    @property
+    def answers(self) -> ByteAccount:
+        """Account of the memory of answers, which the engines share; without a limit while there is no engine."""
+        return self.engines[0].memory.budget.answers if self.engines else ByteAccount(UNLIMITED_BYTES)
+
+    @property
+    def outcomes(self) -> ByteAccount:
+        """Account of the memory of the outcomes of pipelines; see `answers`."""
+        return self.engines[0].memory.budget.outcomes if self.engines else ByteAccount(UNLIMITED_BYTES)
 
     def open(self, *engines: Engine, pipelines: Mapping[str, Pipeline] | None = None) -> None:
         """Accept requests from now on, for these engines, at least one. The first one is the default."""

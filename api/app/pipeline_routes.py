@@ -60,11 +60,12 @@ class PipelineRoutes:
         data = await self._bodies.read(wire.read_request, body)
         if call.wants_lines:
             return await self._stream(pipeline, call, data)
-        result = await pipeline.submit(
-            data, timeout_s=timeout_s, priority=priority, tenant=call.tenant, trace=call.trace
-        )
-        write = partial(wire.encode_result, pipeline=name, request_id=call.request_id)
-        return Answer(await self._writers(write, result), headers=[(b"server-timing", wire.timing(result.stage_s))])
+        with call.answer.another(self._registry.outcomes) as outcomes:  # the bytes count from the end of the block on
+            result = await pipeline.submit(
+                data, timeout_s=timeout_s, priority=priority, tenant=call.tenant, trace=call.trace, answer=outcomes
+            )
+            write = partial(wire.encode_result, pipeline=name, request_id=call.request_id)
+            return Answer(await self._writers(write, result), headers=[(b"server-timing", wire.timing(result.stage_s))])
 
     async def _stream(self, pipeline: Pipeline, call: Call, data: Mapping[str, object]) -> Answer:
         """Send outcomes line by line, and return the last line, with the usage."""
@@ -72,10 +73,17 @@ class PipelineRoutes:
             raise RuntimeError("only a request with a handler can be streamed")
         write = partial(wire.encode_lines, pipeline=pipeline.name)
         how = pipeline.stream(
-            data, timeout_s=call.timeout_s(), priority=call.priority(), tenant=call.tenant, trace=call.trace
+            data,
+            timeout_s=call.timeout_s(),
+            priority=call.priority(),
+            tenant=call.tenant,
+            trace=call.trace,
+            answer=call.answer.another(self._registry.outcomes),
         )
         async with how as outcomes:
             async for outcome in outcomes:
-                await call.lines.give(await self._writers(write, (outcome,)))
+                line = await self._writers(write, (outcome,))
+                call.answer.encoded(len(line))
+                await call.lines.give(line)
         tokens = outcomes.usage.prompt_tokens
         return Answer(wire.encode_last(tokens, pipeline=pipeline.name, request_id=call.request_id))

@@ -110,12 +110,13 @@ class PluginRoutes:
         call = _CALL.get()
         if call is None:
             return await engine.process(data, plugin=engine.card.name)
-        return await engine.process(
-            data,
-            plugin=engine.card.name,
+        return await engine.submit_data(
+            lambda: data,
+            lambda output: output,
             timeout_s=call.timeout_s(),
             priority=call.priority(),
             tenant=call.tenant,
+            answer=call.answer.another(),  # until the answer of the route is sent
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import orjson
 
 from staged_pool.api.bench.trace import KIND_OF_ROUTE, MOST_ITEMS, MOST_TOKENS, Row, Trace
+from staged_pool.stages import foreign_json
 
 EVENT: Final = b"request.finished"
 """Bytes that a line of a request has; others are not read as JSON."""
@@ -37,11 +38,11 @@ class LogReader:
 
     def _read_one(self, line: bytes) -> None:
         try:
-            fields: Any = orjson.loads(line)
+            fields: Any = foreign_json.decode(line, orjson.loads)
             if fields["event"] != EVENT.decode():
                 return
             row = self._row(fields)
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             self.unreadable += 1
             return
         if row is not None:

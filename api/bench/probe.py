@@ -19,6 +19,7 @@ from staged_pool.api.bench.records import tokens_of
 from staged_pool.api.bench.sizes import Kind
 from staged_pool.api.bench.texts import WORDS, TokenRate
 from staged_pool.api.bench.workload import QUERY_WORDS, MixedMaker, Target, rerank_body, texts_body
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError
 
 CALIBRATION_WORDS: Final = (20, 60)
@@ -210,8 +211,8 @@ def said_by(reply: Reply) -> str:
 
 def _json(reply: Reply) -> Mapping[str, Any]:
     try:
-        value = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
+        value = foreign_json.decode(reply.body, orjson.loads)
+    except foreign_json.BadJson:
         return {}
     return value if isinstance(value, dict) else {}
 

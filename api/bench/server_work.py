@@ -7,19 +7,20 @@ from typing import Any
 import orjson
 
 from staged_pool.api.bench.connection import Reply
+from staged_pool.stages import foreign_json
 
 
 def read_work(reply: Reply) -> dict[str, int] | None:
     """Return the counts of all models since the start of the server; None if the answer has none."""
     try:
-        models = orjson.loads(reply.body)["models"].values() if reply.status == 200 else ()
+        models = foreign_json.decode(reply.body, orjson.loads)["models"].values() if reply.status == 200 else ()
         devices = [each["device"] for each in models]
         counts = {
             "batches": sum(sum(device["batches"].values()) for device in devices),
             "items": sum(device["items"] for device in devices),
             "coalesced_items": sum(device["coalesced_items"] for device in devices),
         }
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (foreign_json.BadJson, KeyError, TypeError, AttributeError):
         return None
     return counts if devices else None
 

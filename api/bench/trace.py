@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from staged_pool.api.bench.sizes import Kind
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError
 
 FORMAT: Final = "staged-pool-trace"
@@ -112,9 +113,9 @@ def read_trace(path: Path) -> Trace:
         raise ConfigError(f"TRACE {path}: cannot be read: {error.strerror}") from error
     first, _, rest = content.partition(b"\n")
     try:
-        head = orjson.loads(first)
+        head = foreign_json.decode(first, orjson.loads)
         form, version = head["format"], head["version"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+    except (foreign_json.BadJson, KeyError, TypeError):
         form, version = None, None
     if form != FORMAT:
         raise ConfigError(f"TRACE {path}: is no trace; make one by `staged-pool trace record`")
@@ -128,7 +129,7 @@ def read_trace(path: Path) -> Trace:
 
 def _row(path: Path, number: int, line: bytes) -> Row:
     try:
-        fields: dict[str, Any] = orjson.loads(line)
+        fields: dict[str, Any] = foreign_json.decode(line, orjson.loads)
         row = Row(
             at_s=float(fields["at_s"]),
             route=fields["route"],
@@ -141,6 +142,6 @@ def _row(path: Path, number: int, line: bytes) -> Row:
         fits = row.at_s >= 0 and 1 <= row.items <= MOST_ITEMS and 0 <= row.tokens <= MOST_TOKENS
         if not fits or not 0 <= row.images <= MOST_ITEMS or row.body_bytes < 0 or row.route not in KIND_OF_ROUTE:
             raise ValueError(line)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise ConfigError(f"TRACE {path}: line {number} is no request of a trace") from None
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +10,9 @@ import msgspec
 import orjson
 
 from staged_pool.api.bulk.text_file import RawLine
+from staged_pool.api.wire.chunked_json import Pieces, pieces_of
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.stages import foreign_json
 
 EXAMPLE: Final = '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}'
 """A line that is right, for errors."""
@@ -67,8 +71,8 @@ def read_batch_line(raw: RawLine) -> BatchLine:
     if raw.fault:
         return wrong("line_too_long", raw.fault)
     try:
-        given = _DECODER.decode(raw.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        given = foreign_json.decode(raw.content, _DECODER.decode)
+    except (msgspec.DecodeError, foreign_json.BadJson) as error:
         return wrong("invalid_json_line", f"The line is no JSON object ({error}); a line that is right: {EXAMPLE}")
     custom_id = given.custom_id
     if not isinstance(custom_id, str) or not custom_id:
@@ -89,12 +93,19 @@ class BatchAnswer:
 
     number: int
     failed: bool
-    content: bytes
-    """Line of the output, without its newline."""
+    content: Sequence[bytes]
+    """Line of the output, without its newline, in pieces: the body of an answer may be large, and is never joined."""
+    memory: AnswerMemory | None = None
+    """Memory of the answer. None: it is an error, which is small, or comes from another process."""
 
-    def encoded(self) -> bytes:
+    def pieces(self) -> Sequence[bytes]:
         """Return the line of the output."""
         return self.content
+
+    def give_back(self) -> None:
+        """Release the memory of the answer."""
+        if self.memory is not None:
+            self.memory.give_back()
 
 
 class BatchAnswers:
@@ -111,7 +122,14 @@ class BatchAnswers:
         """Return the id of the request of a line."""
         return f"{self._job}-{line.number}"
 
-    def answered(self, line: BatchLine, status: int, body: bytes, request_id: str | None = None) -> BatchAnswer:
+    def answered(
+        self,
+        line: BatchLine,
+        status: int,
+        body: Pieces,
+        request_id: str | None = None,
+        memory: AnswerMemory | None = None,
+    ) -> BatchAnswer:
         """Make the answer of a line that was sent as a request.
 
         Args:
@@ -119,10 +137,11 @@ class BatchAnswers:
             status: HTTP status of the answer.
             body: JSON of the answer.
             request_id: Id of the request; None: `request_id(line)`.
+            memory: Memory of the answer, which belongs to the answer from now on.
         """
         named = orjson.dumps(request_id or self.request_id(line))
-        response = b'{"status_code":%d,"request_id":%s,"body":%s}' % (status, named, body)
-        return self._answer(line, response, b"null", failed=status >= 400)
+        before = b'{"status_code":%d,"request_id":%s,"body":' % (status, named)
+        return self._answer(line, (before, *pieces_of(body), b"}"), b"null", failed=status >= 400, memory=memory)
 
     def refused(self, line: BatchLine, fault: Fault) -> BatchAnswer:
         """Make the answer of a line that is not sent, such as malformed JSON.
@@ -130,9 +149,17 @@ class BatchAnswers:
         OpenAI's clients expect `code` and `message`. `line` counts from 1, as editors do.
         """
         error = {"code": fault.code, "message": fault.message, "line": line.number + 1}
-        return self._answer(line, b"null", orjson.dumps(error), failed=True)
+        return self._answer(line, (b"null",), orjson.dumps(error), failed=True)
 
-    def _answer(self, line: BatchLine, response: bytes, error: bytes, *, failed: bool) -> BatchAnswer:
+    def _answer(
+        self,
+        line: BatchLine,
+        response: Sequence[bytes],
+        error: bytes,
+        *,
+        failed: bool,
+        memory: AnswerMemory | None = None,
+    ) -> BatchAnswer:
         own, custom = orjson.dumps(f"batch_req_{self.request_id(line)}"), orjson.dumps(line.custom_id)
-        content = b'{"id":%s,"custom_id":%s,"response":%s,"error":%s}' % (own, custom, response, error)
-        return BatchAnswer(line.number, failed, content)
+        before, after = b'{"id":%s,"custom_id":%s,"response":' % (own, custom), b',"error":%s}' % error
+        return BatchAnswer(line.number, failed, (before, *response, after), memory)

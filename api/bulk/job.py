@@ -12,7 +12,7 @@ import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from staged_pool.api.bulk.journal import Journal
-from staged_pool.api.bulk.parts import A, L, Reader, Work, Writer
+from staged_pool.api.bulk.parts import A, Answer, L, Reader, Work, Writer
 from staged_pool.api.bulk.ranges import Ranges
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
@@ -154,9 +154,12 @@ class _Run(Generic[L, A]):
                         ended = await self._work_on_all(send, stop)
         finally:
             with receive:
-                left = [receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used)]
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._saver.end, _answers(left))
+                left = _answers([receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used)])
+            try:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._saver.end, left)
+            finally:
+                _give_back(left)
         return ended
 
     async def _work_on_all(self, send: MemoryObjectSendStream[_Answered[A]], stop: anyio.Event) -> bool:
@@ -203,7 +206,8 @@ class _Run(Generic[L, A]):
         self, group: Sequence[L], size: int, send: MemoryObjectSendStream[_Answered[A]], working: anyio.CancelScope
     ) -> None:
         try:
-            send.send_nowait(_Answered(await self._work.do(group), size))
+            answers = await self._work.do(group)
+            send.send_nowait(_Answered(answers, size))
         except StagedPoolError as error:
             # Not raised: all lines fail for the same reason, and the group of their errors would say no more.
             self._failure = self._failure or error
@@ -212,9 +216,15 @@ class _Run(Generic[L, A]):
     async def _save(self, receive: MemoryObjectReceiveStream[_Answered[A]]) -> None:
         async for first in receive:
             saved = [first, *(receive.receive_nowait() for _ in range(receive.statistics().current_buffer_used))]
+            count, size = sum(len(each.answers) for each in saved), sum(each.size for each in saved)
             answers = _answers(saved)
-            await anyio.to_thread.run_sync(self._saver.save, answers)
-            self._room.give(len(answers), sum(each.size for each in saved))
+            del first, saved
+            try:
+                await anyio.to_thread.run_sync(self._saver.save, answers)
+            finally:
+                _give_back(answers)
+                answers.clear()  # the next ones may be long in coming
+            self._room.give(count, size)
             self._report(self._saver.progress(self._lines_read, self._reader.read_share))
 
 
@@ -231,8 +241,13 @@ class _Answered(Generic[A]):
     size: int
 
 
-def _answers(answered: Iterable[_Answered[A]]) -> Sequence[A]:
+def _answers(answered: Iterable[_Answered[A]]) -> list[A]:
     return [answer for each in answered for answer in each.answers]
+
+
+def _give_back(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        answer.give_back()
 
 
 class _Room:

@@ -3,7 +3,7 @@
 It is a file of lines, each with the CRC of its content. The first one is the identity of the job. Each further one is
 a checkpoint: the lines that are done since the last one, and the state of the writer. A checkpoint is written after
 the output has been synced, so these lines are on the disk. The end of the process can only tear the last line, which
-is then dropped.
+is then dropped. Without its first line a journal belongs to no job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import orjson
 
-from staged_pool.api.bulk.files import lock, sync_folder
+from staged_pool.api.bulk.files import lock, sync_folder, write_all
 from staged_pool.api.bulk.ranges import Ranges
 from staged_pool.stages.errors import ConfigError
 
@@ -44,7 +44,7 @@ class Journal:
     All methods block; those after the opening run in threads, one at a time.
 
     Raises:
-        ConfigError: The journal exists, belongs to another job, or another process has it open.
+        ConfigError: The journal exists, is damaged, belongs to another job, or another process has it open.
     """
 
     def __init__(self, path: Path, identity: Identity, *, resume: bool) -> None:
@@ -86,15 +86,24 @@ class Journal:
             ) from None
 
     def _begin(self, identity: Identity) -> None:
-        """Read the records of a journal that exists, and cut off its torn end; else write the first one."""
+        """Read the records of a journal that exists, and cut off its torn end; else write the first one.
+
+        Raises:
+            ConfigError: The journal belongs to another job, or its first record is damaged.
+        """
         given = {"version": VERSION, "id": self.id, **identity}
-        safe = 0
-        for record, end in _records(self._file):
+        safe, content = 0, self._file.read()
+        for record, end in _records(content):
             if safe == 0:
                 self._check(record, given)
             else:
                 self._take(record)
             safe = end
+        if safe == 0 and b"\n" in content:  # an end of the process cannot tear a line that has others behind it
+            raise ConfigError(
+                f"{self.path}: the journal is damaged in its first line, so it does not tell which lines are done; "
+                "bring back a copy of it, or overwrite it to begin anew"
+            )
         self._file.truncate(safe)
         self._file.seek(safe)
         if safe == 0:
@@ -145,7 +154,7 @@ class Journal:
         self.published = True
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        self._file.write(encode_record(record))
+        write_all(self._file, encode_record(record))
         os.fsync(self._file.fileno())
 
     def remove(self) -> None:
@@ -187,12 +196,12 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
-def _records(file: BinaryIO) -> Iterator[tuple[Mapping[str, Any], int]]:
+def _records(content: bytes) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Yield each whole record, and the offset of its end, up to a torn one."""
     end = 0
-    for line in BytesIO(file.read()):
-        crc, content = line[:_CRC_DIGITS], line[_CRC_DIGITS + 1 : -1]
-        if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(content):
+    for line in BytesIO(content):
+        crc, record = line[:_CRC_DIGITS], line[_CRC_DIGITS + 1 : -1]
+        if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(record):
             return
         end += len(line)
-        yield orjson.loads(content), end
+        yield orjson.loads(record), end

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from staged_pool.api.bulk.files import closed_on_error, open_part, publish, write_all
 from staged_pool.api.bulk.journal import State
 from staged_pool.api.bulk.parts import Answer
+
+BLOCK_BYTES: Final = 64 * 2**10
+"""Least bytes of a write, but for the last one."""
 
 
 class LinesFile:
@@ -31,9 +34,9 @@ class LinesFile:
 
     def write(self, answers: Sequence[Answer]) -> None:
         """Write answers, one a line."""
-        content = b"".join(answer.encoded() + b"\n" for answer in answers)
-        write_all(self._file, content)
-        self.size += len(content)
+        for block in _blocks(piece for answer in answers for piece in (*answer.pieces(), b"\n")):
+            write_all(self._file, block)
+            self.size += len(block)
 
     def sync(self) -> int:
         """Sync the file to the disk. Returns its size in bytes."""
@@ -43,6 +46,24 @@ class LinesFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces into blocks of some size, for few calls of the system. A large one goes as it is."""
+    block = bytearray()
+    for piece in pieces:
+        if len(piece) >= BLOCK_BYTES:
+            if block:
+                yield bytes(block)
+                block.clear()
+            yield piece
+            continue
+        block += piece
+        if len(block) >= BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    if block:
+        yield bytes(block)
 
 
 class LinesWriter:

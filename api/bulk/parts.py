@@ -35,8 +35,12 @@ class Answer(Protocol):
         """True if the line has failed."""
         ...
 
-    def encoded(self) -> bytes:
-        """Return the answer as a line of JSON, without its newline. Runs in a thread."""
+    def pieces(self) -> Sequence[bytes]:
+        """Return the answer as a line of JSON, without its newline, in pieces. Runs in a thread."""
+        ...
+
+    def give_back(self) -> None:
+        """Release the memory of the answer, which is written or dropped. Runs on the event loop."""
         ...
 
 
@@ -66,6 +70,8 @@ class Work(Protocol[L_contra, A_co]):
 
     async def do(self, lines: Sequence[L_contra], /) -> Sequence[A_co]:
         """Answer some lines, each of them once, in any order. The failure of a line is an answer.
+
+        The job gives each answer back once it is written. If this raises, nothing is held.
 
         Overload is waited for. An error that is raised ends the job, which can be resumed.
         """

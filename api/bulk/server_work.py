@@ -13,11 +13,16 @@ from staged_pool.api.bulk.batch_lines import NOT_JSON, BatchAnswer, BatchAnswers
 from staged_pool.api.bulk.patience import until_admitted
 from staged_pool.client import AsyncClient
 from staged_pool.client.exchange import JSON, ServerAnswer, ServerRequest
+from staged_pool.stages import foreign_json
 
 _ANSWERS: Final = frozenset(range(100, 600)) - {429, 503}
 """Statuses that are the answer of a line: all but those which ask for a retry."""
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _on_one_line(body: bytes) -> bytes:
+    return msgspec.json.format(body, indent=-1) if b"\n" in body else body
 
 
 class BulkClient(AsyncClient):
@@ -60,9 +65,13 @@ class ServerWork:
     async def _answer(self, line: BatchLine) -> BatchAnswer:
         if line.fault is not None:
             return self._answers.refused(line, line.fault)
-        request = ServerRequest(path=line.url, fields=_FIELDS.decode(line.body), results=_ANSWERS)
+        fields = foreign_json.decode(line.body, _FIELDS.decode)
+        request = ServerRequest(path=line.url, fields=fields, results=_ANSWERS)
         answer = await until_admitted(partial(self._client.send, request))
         if not answer.headers.get("content-type", "").startswith(JSON):
             return self._answers.refused(line, NOT_JSON)
-        body = msgspec.json.format(answer.body, indent=-1) if b"\n" in answer.body else answer.body
+        try:
+            body = foreign_json.decode(answer.body, _on_one_line, most_bytes=foreign_json.ANY_SIZE, most_depth=None)
+        except (msgspec.DecodeError, foreign_json.BadJson):
+            return self._answers.refused(line, NOT_JSON)
         return self._answers.answered(line, answer.status, body, answer.headers.get("x-request-id"))

@@ -55,8 +55,14 @@ class TextAnswer:
         """True if the text has failed."""
         return self.row is None
 
-    def encoded(self) -> bytes:
+    def pieces(self) -> Sequence[bytes]:
         """Return the answer as a line of JSON. The index counts from 0."""
+        return (self._encoded(),)
+
+    def give_back(self) -> None:
+        """Do nothing: an answer is one row, and the window bounds their number."""
+
+    def _encoded(self) -> bytes:
         if self.row is None:
             return orjson.dumps({"index": self.number, "error": self.error})
         if self.labels is None:

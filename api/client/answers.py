@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.client.errors import BadAnswer, ErrorObject
+from staged_pool.stages import foreign_json
 
 T = TypeVar("T")
 
@@ -164,8 +165,8 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         BadAnswer: The body is not of the expected type; the message says where.
     """
     try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return foreign_json.decode(body, decoder.decode, most_bytes=foreign_json.ANY_SIZE, most_depth=None)
+    except (msgspec.DecodeError, foreign_json.BadJson) as error:
         raise BadAnswer(f"The answer cannot be decoded: {error}") from None
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -133,8 +134,8 @@ def error_of_object(error: ErrorObject) -> StagedPoolError:
 def _read_error(body: bytes) -> tuple[ErrorObject, bool]:
     """Read the error of a body; True if the body has an error object."""
     try:
-        found = _BODY.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = foreign_json.decode(body, _BODY.decode)
+    except (msgspec.DecodeError, foreign_json.BadJson):
         return ErrorObject(), False
     if isinstance(found.error, ErrorObject):
         found.error.is_route = found.detail == "Not Found"

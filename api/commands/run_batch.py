@@ -40,6 +40,7 @@ def _run_batch(**given: Any) -> None:
         settings = given_settings(click.get_current_context())
         batch = Batch.of(given, settings.values.get("model"))
         if batch.existing == "resume" and _is_complete(batch):
+            _check_unchanged(batch)
             click.echo(f"{batch.output} is complete: there is nothing to resume", err=True)
             return
         outcome = _run(batch, settings)
@@ -56,6 +57,19 @@ def _is_complete(batch: Batch) -> bool:
     from staged_pool.api.bulk.files import journal_of
 
     return batch.output.exists() and not journal_of(batch.output).exists()
+
+
+def _check_unchanged(batch: Batch) -> None:
+    """Check that the input of a complete output was not changed later.
+
+    Raises:
+        ConfigError: It was, by the times of the files.
+    """
+    if batch.source.exists() and batch.source.stat().st_mtime_ns > batch.output.stat().st_mtime_ns:
+        raise ConfigError(
+            f"{batch.source}: it was changed after {batch.output} was complete: there is nothing to resume; overwrite "
+            "the output, or name another one"
+        )
 
 
 def _run(batch: Batch, settings: Given) -> Outcome:

@@ -12,6 +12,7 @@ import click
 
 from staged_pool.api.commands.process import EXIT_CONFIG, EXIT_FAILED
 from staged_pool.runtime.settings import ENV_PREFIX
+from staged_pool.stages import foreign_json
 
 if TYPE_CHECKING:
     import httpx
@@ -56,8 +57,8 @@ def events(client: httpx.Client) -> Iterator[LiveEvent]:
         for line in response.iter_lines():
             if line.startswith(_DATA):
                 try:
-                    yield decode(line.removeprefix(_DATA))
-                except msgspec.ValidationError as error:
+                    yield foreign_json.decode(line.removeprefix(_DATA), decode, most_depth=None)
+                except (msgspec.DecodeError, foreign_json.BadJson) as error:
                     raise Rejected(f"the server's version has other events: {error}") from None
 
 

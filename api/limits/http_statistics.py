@@ -14,7 +14,7 @@ from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.meter import BUCKETS_S, Histogram, HistogramSnapshot, LevelSeconds, Sizes, SizesSnapshot
 from staged_pool.stages.timeline import Timeline
 
-_PURPOSES: Final = ("bodies", "answers", "decodes")
+_PURPOSES: Final = ("bodies", "answers", "outcomes", "decodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

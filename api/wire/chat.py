@@ -13,6 +13,7 @@ from staged_pool.api.wire.fields import RequestFields
 from staged_pool.api.wire.images import ContentPart, joined, with_options
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.foreign_json import MOST_DEPTH
 
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
@@ -58,9 +59,11 @@ def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]
     """
     depth, first = json_decode.shape(raw)
     if depth == 1 and first == b"{":
-        return [_chat(json_decode.decode(_MESSAGES, raw, root=root, single=True), fields, root, None)]
+        return [
+            _chat(json_decode.decode(_MESSAGES, raw, root=root, single=True, most_depth=MOST_DEPTH), fields, root, None)
+        ]
     if depth == 2:
-        lists = json_decode.decode(_MESSAGE_LISTS, raw, root=root)
+        lists = json_decode.decode(_MESSAGE_LISTS, raw, root=root, most_depth=MOST_DEPTH)
         return [_chat(messages, fields, f"{root}[{index}]", index) for index, messages in enumerate(lists)]
     if depth == 1 and first == b"]":
         raise _none_of(root, None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import orjson
 from numpy.typing import NDArray
 
@@ -14,11 +15,15 @@ T = TypeVar("T")
 Pieces: TypeAlias = bytes | tuple[bytes, ...]
 """Body of an answer: one piece, or several pieces that are sent one by one."""
 
+
 STEP_VALUES: Final = 4096
 """Numbers that are written in one step, under the GIL: about 0.2 ms for floats."""
 
 JSON_CHUNK_BYTES: Final = 2**16
 """Minimum size of a piece, in bytes; shorter parts are joined with the next ones."""
+
+_SPLIT_LEVELS: Final = 4
+"""Levels of lists and objects of any value that are encoded in steps."""
 
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
@@ -30,6 +35,16 @@ class EncodedJson:
 
     def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
         self.parts = tuple(parts)
+
+
+def pieces_of(body: Pieces) -> tuple[bytes, ...]:
+    """Return the pieces of a body."""
+    return (body,) if isinstance(body, bytes) else body
+
+
+def size_of(body: Pieces) -> int:
+    """Return the bytes of a body."""
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 def dump(answer: object) -> bytes:
@@ -85,6 +100,59 @@ def dump_around(
         return dump({**before, name: first, **after})
     opening = dump(before)[:-1] + b"," + dump(name) + b":["
     return _in_steps(opening, first, others, b"]," + dump(after)[1:])
+
+
+def dump_any(value: object) -> Pieces:
+    """Encode any value in steps: large arrays and lists in it are never one text.
+
+    Raises:
+        orjson.JSONEncodeError: The value is no JSON.
+    """
+    return _gathered(with_pauses(_any_parts(value, _SPLIT_LEVELS)))
+
+
+def _any_parts(value: object, levels: int) -> Iterator[bytes | memoryview]:
+    """Encode a value in parts; below some levels, as a whole."""
+    if isinstance(value, np.ndarray) and value.ndim in (1, 2) and value.size > STEP_VALUES:
+        yield from dump_array(value).parts
+    elif not levels or not isinstance(value, dict | list | tuple):
+        yield dump(value)
+    elif isinstance(value, dict):
+        for place, (name, entry) in enumerate(value.items()):
+            # A name that is no text is an error, as everywhere.
+            yield (b"," if place else b"{") + dump({name: None})[1:-5]
+            yield from _any_parts(entry, levels - 1)
+        yield b"}" if value else b"{}"
+    else:
+        for place, group in enumerate(_alike(value)):
+            yield b"," if place else b"["
+            if isinstance(group, list):
+                yield _inside(dump(group))
+            else:
+                yield from _any_parts(group.entry, levels - 1)
+        yield b"]" if value else b"[]"
+
+
+class _Large(NamedTuple):
+    """An entry of a list that may be large by itself."""
+
+    entry: object
+
+
+def _alike(entries: Sequence[object]) -> Iterator[list[object] | _Large]:
+    """Yield runs of plain entries, of one step each, and the others one by one."""
+    plain: list[object] = []
+    for entry in entries:
+        is_large = isinstance(entry, dict | list | tuple | np.ndarray)
+        if plain and (is_large or len(plain) == STEP_VALUES):
+            yield plain
+            plain = []
+        if is_large:
+            yield _Large(entry)
+        else:
+            plain.append(entry)
+    if plain:
+        yield plain
 
 
 def joined(parts: Iterable[Pieces]) -> Pieces:

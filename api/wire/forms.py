@@ -16,6 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from staged_pool.api.wire.extract_images import MarkedJson
 from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits, check_bounds
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
@@ -190,8 +191,8 @@ def _input(text: str) -> object:
 
 def _value(text: str) -> object:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return foreign_json.decode(text, msgspec.json.decode)
+    except (msgspec.DecodeError, foreign_json.BadJson):
         return text
 
 

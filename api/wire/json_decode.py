@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 
 import msgspec
 
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ def decode(
     root: str = "",
     single: bool = False,
     counted: bool = True,
+    most_depth: int | None = None,
 ) -> T:
     """Decode JSON; an error names the field, the expected type and the value found.
 
@@ -68,19 +70,20 @@ def decode(
         root: The field that has `body` as its value; empty for a whole request.
         single: The value is one input, even if it is a list.
         counted: A list has an entry for each input. False: a list is one input, but errors still have an index.
+        most_depth: Limit on lists and objects inside one another, for bodies of any value. None: types bound them.
 
     Raises:
         InvalidInput: `body` is not JSON, not UTF-8, nested too deeply, or not of the expected type.
         TooLarge: A list has more inputs than `at_most` allows.
     """
     try:
-        value = decoder.decode(body)
+        value = foreign_json.decode(body, decoder.decode, most_bytes=foreign_json.ANY_SIZE, most_depth=most_depth)
     except msgspec.ValidationError as error:
         raise _explain(str(error), root, decoder.type, single=single) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidInput(f"The body is not valid JSON: {_reason(error, body)}") from None
-    except RecursionError:
-        raise InvalidInput("The body is not valid JSON: it is nested too deeply") from None
+    except foreign_json.BadJson as error:
+        raise InvalidInput(f"The body is not valid JSON: {error}") from None
     if counted and not single:
         _check_items(value, root)
     return value
@@ -98,9 +101,7 @@ def _check_items(value: object, root: str) -> None:
             raise TooLarge(message, param=name)
 
 
-def _reason(error: msgspec.DecodeError | UnicodeDecodeError, body: msgspec.Raw | bytes | bytearray) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
+def _reason(error: msgspec.DecodeError, body: msgspec.Raw | bytes | bytearray) -> str:
     reason = str(error)
     # msgspec looks for the second half of a surrogate pair, and reports the error it finds there.
     misled = "truncated" in reason or "hex escape" in reason

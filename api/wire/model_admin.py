@@ -17,6 +17,7 @@ from staged_pool.runtime.config import OF_ONE_MODEL, EngineConfig
 from staged_pool.runtime.setting_values import checked_value
 from staged_pool.runtime.settings import SettingField, settings_of
 from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.foreign_json import MOST_DEPTH
 
 MOST_NAME_CHARACTERS: Final = 256
 
@@ -49,7 +50,7 @@ def read_load(body: Body, base: EngineConfig) -> LoadBody:
     Raises:
         InvalidInput: A field is missing, unknown or wrong.
     """
-    given = json_decode.decode(_OBJECT, body)
+    given = json_decode.decode(_OBJECT, body, most_depth=MOST_DEPTH)
     name = _text(given, "name", "the name to serve it under")
     model = _text(given, "model", "a folder, or a hub id")
     if len(name) > MOST_NAME_CHARACTERS or not name.isprintable() or name != name.strip(" /"):

@@ -12,12 +12,13 @@ import orjson
 
 from staged_pool.api.status import problem
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.chunked_json import Pieces, dump, dump_any, pieces_of
 from staged_pool.api.wire.exchange import Body, usage_fields
 from staged_pool.api.wire.images import ContentPart
 from staged_pool.runtime.pipelines.items import ItemError, Outcome, PipelineResult
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StageFailed
+from staged_pool.stages.foreign_json import MOST_DEPTH
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 _KINDS: Final = ("text", "image", "image_url", "video", "video_url")
@@ -31,7 +32,7 @@ def read_request(body: Body) -> Mapping[str, object]:
     Raises:
         InvalidInput: The body is no JSON object, or an image in it is wrong.
     """
-    given = json_decode.decode(_FIELDS, body)
+    given = json_decode.decode(_FIELDS, body, most_depth=MOST_DEPTH)
     return {name: _content(value, name) for name, value in given.items()}
 
 
@@ -44,7 +45,7 @@ def _content(value: object, where: str, index: int | None = None) -> object:
     return value
 
 
-def encode_result(result: PipelineResult, *, pipeline: str, request_id: str) -> bytes:
+def encode_result(result: PipelineResult, *, pipeline: str, request_id: str) -> Pieces:
     """Write the answer: items and errors in their order."""
     return _dumped(
         {
@@ -59,7 +60,8 @@ def encode_result(result: PipelineResult, *, pipeline: str, request_id: str) -> 
 
 def encode_lines(outcomes: Iterable[Outcome], *, pipeline: str) -> bytes:
     """Write a line for each outcome."""
-    return b"".join(_dumped(_outcome(outcome), pipeline) + b"\n" for outcome in outcomes)
+    lines = (piece for outcome in outcomes for piece in (*pieces_of(_dumped(_outcome(outcome), pipeline)), b"\n"))
+    return b"".join(lines)
 
 
 def encode_last(tokens: int, *, pipeline: str, request_id: str) -> bytes:
@@ -102,9 +104,9 @@ def _plain(value: object) -> object:
     return value
 
 
-def _dumped(value: object, pipeline: str) -> bytes:
+def _dumped(value: object, pipeline: str) -> Pieces:
     try:
-        return dump(value)
+        return dump_any(value)
     except orjson.JSONEncodeError as error:
         message = f"The output of the pipeline `{pipeline}` is no JSON: {error}."
         raise StageFailed(message, stage="output") from None

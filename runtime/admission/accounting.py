@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 from staged_pool.runtime.admission.estimates import Estimates
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.stages.errors import Overloaded
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.scheduling.entries import Priority
 
 
@@ -179,9 +179,9 @@ class Reservation:
         """See `Load.cached`."""
         self.adjust_tokens(lane, tokens)
 
-    def delivered(self, numbers: int) -> Overloaded | None:
+    def delivered(self, numbers: int, left: int) -> StagedPoolError | None:
         """See `Load.delivered`."""
-        return None if self.answer is None else self.answer.delivered(numbers)
+        return None if self.answer is None else self.answer.delivered(numbers, left)
 
 
 class InFlight:

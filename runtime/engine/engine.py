@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -101,7 +101,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         self._entrance = remote or Entrance(self._admission, options.clock)
         self._remote = remote
         self._admission.in_flight.room_freed = self._entrance.grant
-        self._requests = FollowedRequests(self._stages, self._entrance, memory.budget.answers, options.clock)
+        self._requests = FollowedRequests(self._stages, self._entrance, options.clock)
         offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._life = Lifecycle(config, self._stages, self._requests, offloads, memory)
         self._reports = Reports(
@@ -174,7 +174,7 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
             tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
             images: Number of images in the bytes of the request, for admission. None: unknown.
             stream: Gets the rows of `Engine.stream`. Work is then never dropped early for the caller's scope.
-            answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
+            answer: Memory of the answer, which its owner gives back. None: it counts until this returns.
             waits: Wait for room, in fair order, and never raise `Overloaded`. For requests of a few inputs.
 
         Raises:
@@ -185,34 +185,34 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         """
         self._host.check()
         arguments.time_limit(timeout_s)
-        late_at = self._clock() + timeout_s
-        while timeout_s > 0:
-            scope_ends_at, now = anyio.current_effective_deadline(), self._clock()
-            left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
-            if left_s > 0:
-                ticket_of = partial(
-                    Ticket,
-                    decode,
-                    encode,
-                    deadline=late_at,
-                    scope_ends_at=now + left_s if stream is None else math.inf,
-                    timeline=timeline,
-                    priority=priority,
-                    tenant=tenant,
-                    stream=stream,
-                )
-                arriving = Arriving(body_bytes, timeout_s, RequestClass(priority, tenant), images)
-                try:
-                    return cast(R, await self._requests.submit(arriving, ticket_of, answer, waits=waits))
-                except ScopeEnds:
-                    await wait_for_scope(scope_ends_at)  # it ends now, or its deadline has moved
-                except Overloaded:  # answers have no memory left
-                    if not waits:
-                        raise
-                    await self._entrance.wait_for_departure()
-            else:
-                await wait_for_scope(scope_ends_at)
-            timeout_s = late_at - self._clock()
+        with AnswerMemory(self.memory.budget.answers, tenant) if answer is None else nullcontext(answer) as held:
+            late_at = self._clock() + timeout_s
+            while timeout_s > 0:
+                scope_ends_at, now = anyio.current_effective_deadline(), self._clock()
+                if (left_s := scope_ends_at - anyio.current_time()) > 0:
+                    ticket_of = partial(
+                        Ticket,
+                        decode,
+                        encode,
+                        deadline=late_at,
+                        scope_ends_at=now + left_s if stream is None else math.inf,
+                        timeline=timeline,
+                        priority=priority,
+                        tenant=tenant,
+                        stream=stream,
+                    )
+                    arriving = Arriving(body_bytes, timeout_s, RequestClass(priority, tenant), images)
+                    try:
+                        return cast(R, await self._requests.submit(arriving, ticket_of, held, waits=waits))
+                    except ScopeEnds:
+                        await wait_for_scope(scope_ends_at)  # it ends now, or its deadline has moved
+                    except Overloaded:
+                        if not waits:
+                            raise
+                        await self._requests.wait_for_room(held, priority, late_at)
+                else:
+                    await wait_for_scope(scope_ends_at)
+                timeout_s = late_at - self._clock()
         raise DeadlineExceeded("The time limit of the request passed.", stage=ADMISSION)
 
     async def stream(

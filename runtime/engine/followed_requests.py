@@ -14,12 +14,12 @@ from staged_pool.runtime.admission.accounting import Arriving, Reservation
 from staged_pool.runtime.engine.engine_stages import EngineStages
 from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.remote.model import RemoteModel
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, Overloaded, ScopeEnds
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.recent_mean import RecentMean
 from staged_pool.stages.ticket import Ticket
 
@@ -33,16 +33,12 @@ class FollowedRequests:
     Args:
         stages: Take the requests.
         entrance: Admits the requests; in a front it asks the engine process.
-        answers: Account of the memory of all answers.
         clock: Clock of the stages, in seconds.
     """
 
-    def __init__(
-        self, stages: EngineStages, entrance: Entrance | RemoteModel, answers: ByteAccount, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, stages: EngineStages, entrance: Entrance | RemoteModel, clock: Callable[[], float]) -> None:
         self._stages = stages
         self._entrance = entrance
-        self._answers = answers
         self._clock = clock
         self.tickets: dict[Ticket, Reservation] = {}
         self._scopes: dict[object, anyio.CancelScope] = {}
@@ -77,7 +73,7 @@ class FollowedRequests:
         self,
         arriving: Arriving,
         ticket_of: Callable[[Reservation], Ticket],
-        answer: AnswerMemory | None,
+        answer: AnswerMemory,
         *,
         waits: bool = False,
     ) -> object:
@@ -86,7 +82,7 @@ class FollowedRequests:
         Args:
             arriving: The request, as admission sees it.
             ticket_of: Makes the ticket of the admitted request.
-            answer: Account of the answer's memory, which its owner gives back. None: it counts until this returns.
+            answer: Memory of the answer, which its owner gives back.
             waits: Wait for room; otherwise the request is rejected if there is none.
 
         Raises:
@@ -94,13 +90,24 @@ class FollowedRequests:
             StagedPoolError: The request was rejected, or its ticket was settled with this error.
         """
         reservation = await self._entrance.admit(arriving, waits=waits)
-        with AnswerMemory(self._answers, arriving.request_class.tenant) as own:
-            reservation.answer = answer or own
-            ticket = ticket_of(reservation)
-            arrival = Arrival(ticket, arriving.body_bytes, self._clock())
-            is_later = waits or not self._entrance.is_immediate
-            timeout_s = ticket.deadline - arrival.sent_at if is_later else arriving.timeout_s
-            return await self._follow(arrival, reservation, timeout_s)
+        answer.begin()
+        reservation.answer = answer
+        ticket = ticket_of(reservation)
+        arrival = Arrival(ticket, arriving.body_bytes, self._clock())
+        is_later = waits or not self._entrance.is_immediate
+        timeout_s = ticket.deadline - arrival.sent_at if is_later else arriving.timeout_s
+        return await self._follow(arrival, reservation, timeout_s)
+
+    async def wait_for_room(self, answer: AnswerMemory, priority: Priority, late_at: float) -> None:
+        """Wait until a rejected request may try again, or its deadline passes.
+
+        Args:
+            answer: Memory of the answer.
+            priority: Urgency of the request.
+            late_at: Time at which its deadline passes, on the clock of the stages.
+        """
+        with anyio.move_on_after(late_at - self._clock()):
+            await (answer.gather(priority) if answer.lacks_room else self._entrance.wait_for_departure())
 
     async def _follow(self, arrival: Arrival, reservation: Reservation, timeout_s: float) -> object:
         """Send a request to the stages and wait for its answer. However this ends, its reservation is given back.

@@ -13,6 +13,7 @@ from staged_pool.runtime.card import Lane, ModelCard
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.memory.answers import expected_numbers
 from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.plugins.request import PluginRequest
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ImagePair, PairInput, TokenClassifyRequest
 from staged_pool.stages.errors import EngineStopped, NoInputs, TooLarge, UnknownModel, shortened
 from staged_pool.stages.ticket import Ticket
@@ -88,7 +89,7 @@ class RequestPlanner:
         if reservation.is_in_flight:
             self._count_items(ticket, lanes)
             if reservation.answer is not None:
-                is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)
+                is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest | PluginRequest)
                 reservation.answer.expect(expected_numbers(plan.inputs, reservation.tokens, card), in_answer=is_answer)
         ticket.sharing_scope = scope = self._scopes.scope(ticket.tenant, request.cache_salt)
         if scope is None or "image" not in lanes or not self._config.image_cache_mb:

@@ -1,17 +1,21 @@
-"""Memory of answers: rows of the device, and encoded answers until they are sent."""
+"""Memory of answers: rows of the device, and encoded answers until they are sent or on the disk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from types import TracebackType
 from typing import Final
 
+import numpy as np
+
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.memory.budget import ByteAccount
+from staged_pool.runtime.memory.budget import ByteAccount, Holding
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Overloaded, TooLarge
+from staged_pool.stages.scheduling.entries import Priority
 
 ROW_NUMBER_BYTES: Final = 4
 """Bytes of a number in a row: a float32. For answers that are small beside their rows, such as scores."""
@@ -24,27 +28,55 @@ WRITTEN_NUMBER_BYTES: Final = 21
 
 In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
+ESTIMATE_ERROR: Final = 2
+"""An estimate of the tokens of unusual texts may be too large by this factor."""
+
+KEPT_NUMBER_BYTES: Final = 17
+"""Bytes of a kept number without its row, and of the same in JSON."""
+
 RETRY_AFTER_S: Final = 1.0
 """Retry-After of rejected requests, in seconds."""
 
 
 class AnswerMemory:
-    """Memory of one answer. It is released at the end of the block, when the answer is sent or dropped.
+    """Memory of one answer, from its first row to its last byte.
+
+    Every door of an engine has one. It is released at the end of its block, or by `give_back`.
 
     Args:
         account: Account of all answers, in bytes.
         party: Tenant or client that the answer counts for.
         is_written: The result becomes JSON here. False: the caller gets arrays.
+        is_patient: The caller waits for room, see `gather`. The estimate of an answer that may fit is no reason to
+            reject it: whether it fits is known once it is computed.
     """
 
-    __slots__ = ("_account", "_holding", "_is_written", "_number_bytes", "_numbers")
+    __slots__ = (
+        "_account",
+        "_holding",
+        "_is_patient",
+        "_is_written",
+        "_least_bytes",
+        "_number_bytes",
+        "_numbers",
+        "_others",
+        "_party",
+        "_rows",
+    )
 
-    def __init__(self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False) -> None:
+    def __init__(
+        self, account: ByteAccount, party: Hashable = None, *, is_written: bool = False, is_patient: bool = False
+    ) -> None:
         self._account = account
+        self._party = party
         self._holding = account.hold(party)
         self._is_written = is_written
+        self._is_patient = is_patient
         self._number_bytes = ROW_NUMBER_BYTES
-        self._numbers = 0
+        self._numbers = self._rows = 0
+        self._least_bytes = 0
+        """Bytes that an earlier try has found to be needed, and did not get."""
+        self._others: list[AnswerMemory] = []
 
     def __enter__(self) -> AnswerMemory:
         return self
@@ -57,6 +89,24 @@ class AnswerMemory:
     @property
     def held_bytes(self) -> int:
         return self._holding.held_bytes
+
+    @property
+    def lacks_room(self) -> bool:
+        """True: the last try was rejected because other answers hold too much; see `gather`."""
+        return self._least_bytes > self.held_bytes
+
+    def another(self, account: ByteAccount | None = None) -> AnswerMemory:
+        """Return the memory of one more answer of the same caller; it is released with this one, or before.
+
+        Args:
+            account: Its account. None: the same one.
+        """
+        self._others.append(AnswerMemory(account or self._account, self._party, is_written=self._is_written))
+        return self._others[-1]
+
+    def begin(self) -> None:
+        """Begin a try to answer. An earlier one may have counted rows, which are gone."""
+        self._numbers = self._rows = 0
 
     def expect(self, numbers: int, *, in_answer: bool) -> None:
         """Reserve memory for an answer before it is computed.
@@ -71,19 +121,73 @@ class AnswerMemory:
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        needed = numbers * self._number_bytes
-        if needed > self._account.limit_bytes:
-            raise TooLarge(
-                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
-                f"{self._account.limit_bytes // 10**6} MB: send fewer inputs in a request, or shorter ones."
-            )
-        if not self._fits(needed):
-            raise _no_room()
+        needed, limit = numbers * self._number_bytes, self._account.limit_bytes
+        if self._is_patient and limit < needed <= ESTIMATE_ERROR * limit:
+            needed = limit
+        if (error := self._grow(needed)) is not None:
+            raise error
 
-    def delivered(self, numbers: int) -> Overloaded | None:
-        """Count the numbers of a computed row. Returns an error if the answer no longer fits."""
+    def delivered(self, numbers: int, left: int = 0) -> Overloaded | TooLarge | None:
+        """Count the numbers of a computed row. Returns an error if the answer no longer fits.
+
+        If there are more than was expected, as of a plugin that tells nothing before, room is taken for the rows to
+        come as well. So of several answers that do not fit together, one goes on, and others end early.
+
+        Args:
+            numbers: Count of numbers in the row.
+            left: Rows of the answer that are still to come.
+        """
         self._numbers += numbers
-        return None if self._fits(self._numbers * self._number_bytes) else _no_room()
+        return self._count(left)
+
+    def _count(self, left: int) -> Overloaded | TooLarge | None:
+        self._rows += 1
+        needed, limit = self._numbers * self._number_bytes, self._account.limit_bytes
+        if needed <= self.held_bytes:
+            return None
+        if needed > limit:
+            return self._grow(needed)
+        error = self._grow(min(limit, needed + left * needed // self._rows))
+        if isinstance(error, Overloaded):
+            # The rest is a guess. Each further try has twice the room, so there are few of them.
+            self._least_bytes = min(limit, max(self._least_bytes, 2 * needed))
+        return error
+
+    async def gather(self, priority: Priority) -> None:
+        """Wait for the room that the last try has lacked, and hold it.
+
+        A caller that waits never computes rows again and again, for which there is no room: see `Holding.gather`.
+        """
+        self._holding.give_back()
+        await self._holding.gather(min(self._least_bytes, self._account.limit_bytes), priority)
+
+    def keep(self, value: object, left: int = 0) -> None:
+        """Count a value that is kept for the answer, with the others so far. The first ones take room for the rest.
+
+        Args:
+            value: The value; see `bytes_of`.
+            left: Values of the answer that are still to come.
+
+        Raises:
+            TooLarge: The answer would not fit even if it were the only one.
+            Overloaded: Other answers hold too much.
+        """
+        self._numbers += bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        self._number_bytes = 1
+        if (error := self._count(left)) is not None:
+            raise error
+
+    async def part(self, value: object, priority: Priority) -> Holding:
+        """Wait for room for a value beside the others, and hold it. The caller gives it back.
+
+        Args:
+            value: The value; see `bytes_of`.
+            priority: Urgency of the request.
+        """
+        size = bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        held = self._account.hold(self._party)
+        await held.gather(min(size, self._account.limit_bytes), priority)
+        return held
 
     def encoded(self, count: int) -> None:
         """Count the bytes of the encoded answer instead of its rows."""
@@ -92,10 +196,48 @@ class AnswerMemory:
     def give_back(self) -> None:
         """Release all bytes."""
         self._holding.give_back()
-        self._numbers = 0
+        for other in self._others:
+            other.give_back()
 
-    def _fits(self, needed: int) -> bool:
-        return needed <= self.held_bytes or self._holding.take(needed - self.held_bytes)
+    def _grow(self, needed: int) -> Overloaded | TooLarge | None:
+        """Hold at least `needed` bytes, or return the reason why that cannot be."""
+        limit = self._account.limit_bytes
+        if needed > limit:
+            return TooLarge(
+                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
+                f"{limit // 10**6} MB: send fewer inputs in a request, or shorter ones."
+            )
+        if needed <= self.held_bytes or self._holding.take(needed - self.held_bytes):
+            return None
+        self._least_bytes = max(self._least_bytes, needed)
+        message = "The server is at its limit of memory for answers, which it holds until clients have read them."
+        return Overloaded(message, retry_after_s=RETRY_AFTER_S)
+
+
+def bytes_of(value: object, number_bytes: int) -> int:
+    """Estimate the memory of a value, such as the output of a function.
+
+    Args:
+        value: Arrays, texts, numbers, and containers and dataclasses of them. Anything else counts as one number.
+        number_bytes: Bytes of a number.
+    """
+    count, left = 0, [value]
+    while left:
+        match each := left.pop():
+            case np.ndarray():
+                count += each.size * number_bytes
+            case str() | bytes() | bytearray():
+                count += len(each)
+            case Mapping():
+                left += each.keys()
+                left += each.values()
+            case list() | tuple() | set() | frozenset():
+                left += each
+            case _ if is_dataclass(each) and not isinstance(each, type):
+                left += (getattr(each, part.name) for part in fields(each))
+            case _:
+                count += number_bytes
+    return count
 
 
 def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCard) -> int:
@@ -121,8 +263,3 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
             each = an_input[output] if output in an_input else tokens_each * a_token[output]
             numbers += count * each
     return round(numbers)
-
-
-def _no_room() -> Overloaded:
-    message = "The server is at its limit of memory for answers, which it holds until clients have read them."
-    return Overloaded(message, retry_after_s=RETRY_AFTER_S)

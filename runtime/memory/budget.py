@@ -1,7 +1,8 @@
-"""Memory budget: the bytes that bodies, answers and image decodes may hold at once.
+"""Memory budget: the bytes that bodies, answers, outcomes of pipelines and image decodes may hold at once.
 
-Each of the three has its own share, so that none can block another. Bodies and answers are admitted or rejected at
-once, on the event loop. Decodes wait in their threads.
+Each purpose has its own share, so that none can block another. Bodies and answers are admitted or rejected at once, on
+the event loop. Only a caller that may wait, such as a batch, gathers the bytes of its answer as others release theirs.
+Decodes wait in their threads.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
+from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
+from staged_pool.stages.wakeup import Wakeup, wakeup
 
-SHARES: Final = {"bodies": 0.25, "answers": 0.25, "decodes": 0.5}
+SHARES: Final = {"bodies": 0.25, "answers": 0.25, "outcomes": 0.2, "decodes": 0.3}
 """Shares of the budget.
 
 Decoding takes up to a hundred times the bytes of an encoded image, so decodes have the largest share. Any division
-works that leaves enough for one large request of each kind."""
+works that leaves enough for one large request of each kind. Outcomes are apart from answers: a pipeline holds them
+while its engines wait for answers, and would wait for itself."""
 
 
 class MemoryBudget:
@@ -34,20 +40,24 @@ class MemoryBudget:
         self.bodies = ByteAccount(int(limit_bytes * SHARES["bodies"]))
         """Account of request bodies, from their arrival until the request ends."""
         self.answers = ByteAccount(int(limit_bytes * SHARES["answers"]))
-        """Account of rows of the device and of encoded answers, until they are sent."""
+        """Account of rows of the device and of encoded answers, to their last byte."""
+        self.outcomes = ByteAccount(int(limit_bytes * SHARES["outcomes"]))
+        """Account of the finished items of pipelines, until the answer of their request is sent."""
         self.decodes = DecodeMemory(int(limit_bytes * SHARES["decodes"]))
         """Memory of images while they are decoded and resized."""
 
     @property
     def held_bytes(self) -> int:
         """Bytes that requests hold now."""
-        return self.bodies.held_bytes + self.answers.held_bytes + self.decodes.held_bytes
+        accounts = (self.bodies, self.answers, self.outcomes, self.decodes)
+        return sum(account.held_bytes for account in accounts)
 
     def resize(self, limit_bytes: int) -> None:
         """Change the limit. Bytes above a new limit stay held, and nothing more is admitted until it fits."""
         self.limit_bytes = limit_bytes
         self.bodies.limit_bytes = int(limit_bytes * SHARES["bodies"])
         self.answers.limit_bytes = int(limit_bytes * SHARES["answers"])
+        self.outcomes.limit_bytes = int(limit_bytes * SHARES["outcomes"])
         self.decodes.resize(int(limit_bytes * SHARES["decodes"]))
 
 
@@ -68,6 +78,14 @@ class ByteAccount:
         self.rejected = 0
         """Number of rejected requests for bytes."""
         self._parties: dict[Hashable, int] = {}
+        self._queue = FairQueue[_Gathering]("memory")
+        self._gathering: _Gathering | None = None
+        """The one that gathers bytes now. The others in the queue hold none, so nobody waits for a waiter."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that gather bytes, or wait for their turn."""
+        return len(self._queue) + (self._gathering is not None)
 
     def hold(self, party: Hashable = None) -> Holding:
         """Open the holding of one request, with no bytes yet.
@@ -93,6 +111,48 @@ class ByteAccount:
             self._parties[party] = has
         else:
             self._parties.pop(party, None)
+        if count < 0:
+            self._serve()
+
+    async def _gather(self, holding: Holding, count: int, priority: Priority) -> None:
+        turn = _Gathering(holding, count, priority, holding._party)
+        self._queue.add(turn)
+        if self._gathering is None:  # else the free bytes were left to others
+            self._serve()
+        try:
+            await turn.done.wait()
+        except BaseException:
+            if self._gathering is turn:
+                self._gathering = None
+            elif not turn.done.is_set():
+                self._queue.drop((turn,))
+            holding.give_back()
+            if self._gathering is None:
+                self._serve()
+            raise
+
+    def _serve(self) -> None:
+        """Give free bytes to the one that gathers, then to the next ones."""
+        while (turn := self._gathering or self._next()) is not None:
+            holding = turn.holding
+            missing = turn.count - holding.held_bytes
+            free = max(0, self.limit_bytes - self.held_bytes)
+            if turn.count * (TIMES_FREE + 1) <= self.limit_bytes * TIMES_FREE:
+                free = free * TIMES_FREE // (TIMES_FREE + 1)  # the rest is for requests that do not wait
+            if self.held_bytes == holding.held_bytes:
+                free = missing  # nobody else will release any
+            holding.add(min(missing, free))
+            if free < missing:
+                return
+            self._gathering = None
+            turn.done.set()
+
+    def _next(self) -> _Gathering | None:
+        self._gathering = turn = self._queue.first(lambda _: True)
+        if turn is not None:
+            self._queue.take(turn)
+            self._queue.end_round()
+        return turn
 
 
 class Holding:
@@ -121,6 +181,18 @@ class Holding:
         self.add(count)
         return True
 
+    async def gather(self, count: int, priority: Priority = Priority.INTERACTIVE) -> None:
+        """Wait until the request holds `count` bytes. It holds none before, and none after a cancellation.
+
+        Waiting requests have their turns in fair order. One at a time gathers what others release, and leaves an eighth
+        of it to requests that do not wait. So each has its turn if all holdings end, however many new ones come.
+
+        Args:
+            count: Bytes; at most the limit.
+            priority: Urgency of the request.
+        """
+        await self._account._gather(self, count, priority)
+
     def add(self, count: int) -> None:
         """Count bytes that are already in memory, even above the limit. A negative count releases bytes."""
         self.held_bytes += count
@@ -133,6 +205,30 @@ class Holding:
     def give_back(self) -> None:
         """Release all bytes."""
         self.set(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Gathering:
+    """The turn of a request that gathers bytes: an entry of the fair queue, and the claim on it."""
+
+    holding: Holding
+    count: int
+    priority: Priority
+    tenant: Hashable
+    done: Wakeup = field(default_factory=wakeup)
+    start_tags: dict[Hashable, float] = field(default_factory=dict)
+
+    @property
+    def ticket(self) -> _Gathering:
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return max(1, self.count)
+
+    @property
+    def batch_key(self) -> Hashable:
+        return None
 
 
 class DecodeMemory:

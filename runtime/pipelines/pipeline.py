@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.pipelines.build import BuiltStage, build_stages
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.door import Door
@@ -79,6 +80,7 @@ class Pipeline:
         self._threads = FunctionThreads(FUNCTION_THREADS)
         self._stages = build_stages(stages, engines or {}, window=window, offload=offload or self._threads)
         self._segments = _segments(self._stages)
+        self._best = [stage.declared.top_k for stage in self._stages if stage.declared.top_k is not None]
         self._output = output_of(output, [stage.name for stage in self._stages])
         self._fields = dict.fromkeys(
             each.path[0] for stage in self._stages for each in stage.inputs if each.source == REQUEST
@@ -104,6 +106,7 @@ class Pipeline:
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
         trace: Trace | None = None,
+        answer: AnswerMemory | None = None,
     ) -> PipelineResult:
         """Take one request through the pipeline, and return the outcome of its items.
 
@@ -117,9 +120,10 @@ class Pipeline:
             priority: `interactive` or `bulk`, as for `Engine.embed`.
             tenant: Owner of the request, as for `Engine.embed`.
             trace: Notes the times in each stage, on the clock of the pipeline.
+            answer: Memory of the outcomes, which its owner gives back. None: they are the caller's.
 
         Raises:
-            Overloaded: The pipeline has too many requests; no work was done.
+            Overloaded: The pipeline has too many requests, and no work was done; or outcomes hold too much memory.
             EngineStopped: The pipeline drains, or an engine stopped.
             DeadlineExceeded: `timeout_s` passed, or cannot be met.
             InvalidInput: The data is wrong. If it is an item, the error has its index.
@@ -127,12 +131,16 @@ class Pipeline:
             Exception: The iterator of the items has raised it.
         """
         outcomes: list[tuple[tuple[int, ...], Outcome]] = []
+        count = 0
 
-        def give(order: tuple[int, ...], outcome: Outcome) -> None:
+        async def give(order: tuple[int, ...], outcome: Outcome) -> None:
+            if answer is not None:
+                answer.keep(outcome, left=max(0, count - len(outcomes) - 1))
             outcomes.append((order, outcome))
 
         entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
         with entered as (run, items):
+            count = min([len(items), *self._best]) if isinstance(items, Sequence) else 0
             await run.run(items)
         ordered = [outcome for _, outcome in sorted(outcomes, key=lambda pair: pair[0])]
         return PipelineResult(
@@ -151,6 +159,7 @@ class Pipeline:
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
         trace: Trace | None = None,
+        answer: AnswerMemory | None = None,
     ) -> AsyncIterator[ItemStream]:
         """Take one request through the pipeline, and give each outcome as it comes.
 
@@ -167,13 +176,14 @@ class Pipeline:
             priority: See `submit`.
             tenant: See `submit`.
             trace: See `submit`.
+            answer: See `submit`. An outcome counts until it is read, and waits for room before.
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
             Exception: The iterator of the items has raised it. It comes behind the outcomes of the items before it.
         """
         unread = Window("unread", self._window.limit)
-        stream = ItemStream(unread)
+        stream = ItemStream(unread, answer, arguments.priority(priority))
         entered = self._entered(
             data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
         )

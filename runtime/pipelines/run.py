@@ -25,8 +25,8 @@ from staged_pool.stages.user_code import Panic, user_code
 
 T = TypeVar("T")
 
-Give: TypeAlias = Callable[[tuple[int, ...], Outcome], None]
-"""Takes the outcome of an item, with its place in the order of the answer."""
+Give: TypeAlias = Callable[[tuple[int, ...], Outcome], Awaitable[None]]
+"""Takes the outcome of an item, with its place in the order of the answer. Raises `StagedPoolError` without memory."""
 
 
 @dataclass(slots=True)
@@ -220,7 +220,10 @@ class PipelineRun:
         finally:
             self._window.leave()
         if outcome is not None:
-            self._give(outcome[0].order, outcome[1])
+            try:
+                await self._give(outcome[0].order, outcome[1])
+            except StagedPoolError as error:  # there is no memory for it
+                self.fail(error)
         elif self._unread is not None:
             self._unread.leave()
 

@@ -10,6 +10,8 @@ from typing import NoReturn
 import anyio
 import anyio.lowlevel
 
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.runtime.memory.budget import Holding
 from staged_pool.runtime.pipelines.items import Outcome
 from staged_pool.runtime.pipelines.run import PipelineRun
 from staged_pool.runtime.pipelines.source import Items
@@ -17,6 +19,7 @@ from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError, detached
 from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.wakeup import wakeup
 
 
@@ -25,11 +28,15 @@ class ItemStream(AsyncIterator[Outcome]):
 
     Args:
         unread: Places of the items that the reader has not taken yet. It bounds the outcomes that are kept.
+        answer: Memory of the outcomes; each counts until it is read. None: they are the reader's.
+        priority: Urgency of the request.
     """
 
-    def __init__(self, unread: Window) -> None:
+    def __init__(self, unread: Window, answer: AnswerMemory | None, priority: Priority) -> None:
         self._unread = unread
-        self._outcomes = deque[Outcome]()
+        self._answer = answer
+        self._priority = priority
+        self._outcomes = deque[tuple[Outcome, Holding | None]]()
         self._more = wakeup()
         """Set once there is more to read, or the end. Only the reader replaces it, before it waits."""
         self._has_ended = False
@@ -37,9 +44,10 @@ class ItemStream(AsyncIterator[Outcome]):
         self.usage = Usage(0)
         """Tokens that the request used; known at the end of the iteration."""
 
-    def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
-        """Keep an outcome for the reader."""
-        self._outcomes.append(outcome)
+    async def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
+        """Keep an outcome for the reader, once there is memory for it."""
+        held = None if self._answer is None else await self._answer.part(outcome, self._priority)
+        self._outcomes.append((outcome, held))
         self._more.set()
 
     async def __anext__(self) -> Outcome:
@@ -50,7 +58,13 @@ class ItemStream(AsyncIterator[Outcome]):
             self._more = wakeup()
             await self._more.wait()
         self._unread.leave()
-        return self._outcomes.popleft()
+        return self._take()
+
+    def _take(self) -> Outcome:
+        outcome, held = self._outcomes.popleft()
+        if held is not None:
+            held.give_back()
+        return outcome
 
     def _raise_end(self) -> NoReturn:
         if (failure := self._failure) is None:
@@ -63,11 +77,15 @@ class ItemStream(AsyncIterator[Outcome]):
     @asynccontextmanager
     async def filled_by(self, run: PipelineRun, items: Items) -> AsyncIterator[None]:
         """Run a request for a block, which reads its outcomes. The end of the block is the end of the request."""
-        with single_errors():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._fill, run, items)
-                yield
-                tasks.cancel_scope.cancel()
+        try:
+            with single_errors():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._fill, run, items)
+                    yield
+                    tasks.cancel_scope.cancel()
+        finally:
+            while self._outcomes:
+                self._take()
 
     async def _fill(self, run: PipelineRun, items: Items) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any, Final
 
 from staged_pool.runtime.plugins.processor import ModelInputs, PluginContext, PluginSetup
 from staged_pool.runtime.requests import Image, Output
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages import foreign_json
+from staged_pool.stages.errors import ConfigError, InvalidInput
 
 _OUTPUTS: Final[Mapping[str, tuple[Output, ...]]] = {
     "plugin": (),
@@ -182,7 +182,12 @@ def _vllm_config(setup: PluginSetup) -> SimpleNamespace:
     """Return the part of vLLM's configuration that plugins read."""
     card, settings = setup.card, {}
     if setup.folder is not None and (file := Path(setup.folder, "config.json")).exists():
-        settings = json.loads(file.read_bytes())
+        try:
+            settings = foreign_json.decode(file.read_bytes())
+        except (OSError, foreign_json.BadJson) as error:
+            raise ConfigError(f"{file}: cannot be read as JSON: {error}") from None
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{file}: must hold an object")
     model = SimpleNamespace(
         model=setup.folder,
         served_model_name=None if card is None else card.name,

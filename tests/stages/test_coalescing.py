@@ -46,7 +46,7 @@ class CountingLoad(NoLoad):
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
-    def delivered(self, numbers: int) -> None:
+    def delivered(self, numbers: int, left: int) -> None:
         pass
 
     def cached(self, lane: Hashable, tokens: int) -> None:

@@ -36,7 +36,7 @@ class NoLoad:
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
-    def delivered(self, numbers: int) -> None:
+    def delivered(self, numbers: int, left: int) -> None:
         pass
 
     def cached(self, lane: Hashable, tokens: int) -> None:

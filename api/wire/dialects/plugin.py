@@ -9,11 +9,12 @@ import msgspec
 import orjson
 
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.chunked_json import Pieces, dump_any
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import ModelName, RequestId
 from staged_pool.stages.errors import PluginFailed
+from staged_pool.stages.foreign_json import MOST_DEPTH
 
 PLUGIN_TASK: Final = "plugin"
 """The `task` of a body with data for a plugin. The field `data` alone means it, too."""
@@ -70,10 +71,10 @@ def choice_of(body: Body) -> PluginChoice | None:
 
 def read_data(body: Body) -> object:
     """Return the data of a body."""
-    return json_decode.decode(_DATA, body).data
+    return json_decode.decode(_DATA, body, most_depth=MOST_DEPTH).data
 
 
-def encode_output(output: object, *, plugin: str, request_id: str) -> bytes:
+def encode_output(output: object, *, plugin: str, request_id: str) -> Pieces:
     """Write the answer.
 
     Args:
@@ -87,7 +88,7 @@ def encode_output(output: object, *, plugin: str, request_id: str) -> bytes:
     dumped = getattr(output, "model_dump", None)
     data = dumped(mode="json") if callable(dumped) else output
     try:
-        return dump({"request_id": request_id, "created_at": int(time.time()), "data": data})
+        return dump_any({"request_id": request_id, "created_at": int(time.time()), "data": data})
     except orjson.JSONEncodeError as error:
         message = f"the output of the plugin `{plugin}` is no JSON: {error}"
         raise PluginFailed(message, plugin=plugin, hook="postprocess") from None

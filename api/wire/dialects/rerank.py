@@ -28,6 +28,7 @@ from staged_pool.api.wire.truncation import Direction, side_of
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
+from staged_pool.stages.foreign_json import MOST_DEPTH
 
 
 class RerankBody(CommonFields, kw_only=True):
@@ -72,7 +73,7 @@ _FIELDED: Final = msgspec.json.Decoder(_FieldedBody)
 def _decode_rerank(body: Body) -> RerankBody:
     if b'"rank_fields"' not in body:
         return json_decode.decode(_RERANK, body)
-    fields = json_decode.decode(_FIELDED, body)
+    fields = json_decode.decode(_FIELDED, body, most_depth=MOST_DEPTH)
     if not fields.rank_fields:
         return json_decode.decode(_RERANK, body)
     fields.documents = texts_of(fields.documents, fields.rank_fields, "documents")

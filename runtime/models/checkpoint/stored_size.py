@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.models.folders.weight_files import weight_files
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError
 
 _MOST_HEADER_BYTES: Final = 100_000_000
@@ -34,7 +34,7 @@ def _weights_of(file: Path) -> int:
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(size, _MOST_HEADER_BYTES)))
+            header = foreign_json.decode(opened.read(min(size, _MOST_HEADER_BYTES)))
         return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"{file}: is no file of safetensors, or is damaged") from None

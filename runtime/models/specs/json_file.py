@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from sys import float_info
 from typing import Any, Final, TypeVar
 
+from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ class JsonFile:
         """
         name = str(path.relative_to(root))
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            foreign_json.check_size(path.stat().st_size)
+            content = foreign_json.decode(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -96,6 +96,8 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
     lines = [
         request("good", {"input": "a"}),
         b"{not json",
+        b"[" * 5000 + b"]" * 5000,
+        request("deep", {"input": "a"}).replace(b'"a"', b"[" * 5000 + b"]" * 5000),
         b"",
         request("", {"input": "a"}),
         request("other", {"input": "a"}, url="/v1/rerank"),
@@ -106,17 +108,21 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
     ]
     async with asking(tmp_path) as (_, client):
         batch = await client.ended((await client.create(b"\n".join(lines)))["id"])
-        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 8, "completed": 2, "failed": 6})
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 10, "completed": 2, "failed": 8})
         output = await client.content(batch["output_file_id"])
         assert {line["custom_id"] for line in output} == {"good", "also good"}
         errors = await client.content(batch["error_file_id"])
         faults = {line["error"]["line"]: line["error"]["code"] for line in errors if line["error"]}
         assert faults == {
             2: "invalid_json_line",
-            4: "missing_custom_id",
-            5: "mismatched_endpoint",
-            6: "invalid_method",
+            3: "invalid_json_line",
+            4: "invalid_json_line",
+            6: "missing_custom_id",
+            7: "mismatched_endpoint",
+            8: "invalid_method",
         }
+        (deep,) = (line["error"]["message"] for line in errors if line["error"] and line["error"]["line"] == 3)
+        assert "nested too deeply: more than 128 lists and objects inside one another, from line 1, column 129" in deep
         statuses = {line["custom_id"]: line["response"]["status_code"] for line in errors if line["response"]}
         assert statuses == {"empty": 400, "model": 424}
 

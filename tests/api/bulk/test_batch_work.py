@@ -43,7 +43,7 @@ def line(url: str, body: object, number: int = 0) -> BatchLine:
 async def answer(work: BatchWork, url: str, body: object) -> Any:
     """Return the answer to a request."""
     (found,) = await work.do([line(url, body)])
-    return json.loads(found.encoded())
+    return json.loads(b"".join(found.pieces()))
 
 
 REQUESTS: Sequence[tuple[ModelCard, str, object]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,42 @@ def test_a_journal_whose_first_record_is_torn_begins_anew(tmp_path: Path) -> Non
     with Journal(tmp_path / "j", JOB, resume=True) as journal:
         assert (len(journal.done), journal.state) == (0, {})
     Journal(tmp_path / "j", JOB, resume=True).close()
+
+
+@pytest.mark.parametrize("at", [0, 9, 20])
+def test_a_journal_whose_first_line_is_damaged_is_an_error_that_says_what_to_do(tmp_path: Path, at: int) -> None:
+    with Journal(tmp_path / "j", JOB, resume=False) as journal:
+        journal.checkpoint(Ranges([(0, 3)]), 1, {"output": 100})
+    content = bytearray((tmp_path / "j").read_bytes())
+    content[at] ^= 1
+    (tmp_path / "j").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged in its first line, .* overwrite it to begin anew"):
+        Journal(tmp_path / "j", JOB, resume=True)
+    assert (tmp_path / "j").read_bytes() == content, "a copy may be compared with it"
+    Journal.discard(tmp_path / "j")
+    Journal(tmp_path / "j", JOB, resume=True).close()
+
+
+class Short:
+    """A file whose writes take a few bytes each."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, content: Any) -> int:
+        return int(self._file.write(bytes(content)[:5]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_record_is_written_whole_however_little_a_write_takes(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", JOB, resume=False) as journal:
+        journal._file = Short(journal._file)  # type: ignore[assignment]
+        journal.checkpoint(Ranges([(0, 3)]), 1, {"output": 100})
+        journal.checkpoint(Ranges([(3, 9)]), 2, {"output": 200})
+    with Journal(tmp_path / "j", JOB, resume=True) as again:
+        assert (list(again.done), again.failed, again.state) == ([(0, 9)], 2, {"output": 200})
 
 
 def test_a_journal_of_another_job_is_an_error_that_says_what_differs(tmp_path: Path) -> None:

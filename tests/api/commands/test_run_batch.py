@@ -202,6 +202,20 @@ def test_what_is_there_is_only_overwritten_if_that_is_asked_for(texts: Path, tin
     assert np.load(texts / "out.npy").shape[0] == 3
 
 
+def test_a_complete_output_is_not_resumed_with_an_input_that_was_changed_later(texts: Path, tiny_folder: Path) -> None:
+    assert run(texts, tiny_folder, "-o", "out.npy").returncode == 0
+    assert run(texts, tiny_folder, "-o", "out.npy", "--resume").returncode == 0
+    finished_ns = (texts / "out.npy").stat().st_mtime_ns
+    (texts / "in.txt").write_text("another text\n")
+    os.utime(texts / "in.txt", ns=(finished_ns + 1, finished_ns + 1))
+    done = run(texts, tiny_folder, "-o", "out.npy", "--resume")
+    assert done.returncode == 2
+    assert "in.txt: it was changed after" in done.stderr
+    assert "overwrite the output, or name another one" in done.stderr
+    (texts / "in.txt").unlink()
+    assert run(texts, tiny_folder, "-o", "out.npy", "--resume").returncode == 0, "nothing says that it was another one"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.run import run_engine
+from staged_pool.runtime.engine.waiting_engine import WaitingEngine
 from staged_pool.runtime.memory.answers import (
     RESULT_NUMBER_BYTES,
     ROW_NUMBER_BYTES,
     WRITTEN_NUMBER_BYTES,
     AnswerMemory,
+    bytes_of,
     expected_numbers,
 )
 from staged_pool.runtime.memory.budget import SHARES, ByteAccount
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.pipelines.items import Embedding
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.stages.errors import Overloaded, TooLarge
+from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
+from staged_pool.stages.scheduling.entries import Priority
 from tests.support.cards import CARD, EMBEDDER
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
@@ -155,9 +161,65 @@ async def test_an_answer_that_grows_beyond_its_room_fails_alone() -> None:
         run_engine(EngineConfig(), LetterModel(EMBEDDER), device=device, memory=governor) as engine,
     ):
         governor.budget.answers.limit_bytes = 100
-        with pytest.raises(Overloaded, match="until clients have read them"):
+        with pytest.raises(TooLarge, match="send fewer inputs"):
             await engine.embed("abcdefgh" * 8, outputs=["multi_vector"])
+        governor.budget.answers.limit_bytes = 3 * 64 * RESULT_NUMBER_BYTES
+        with governor.budget.answers.hold("another") as held:
+            held.add(2 * 64 * RESULT_NUMBER_BYTES)
+            with pytest.raises(Overloaded, match="until clients have read them"):
+                await engine.embed("abcdefgh" * 8, outputs=["multi_vector"])
         governor.budget.answers.limit_bytes = 2 * 64 * RESULT_NUMBER_BYTES
         result = await engine.embed("abcdefgh" * 8, outputs=["multi_vector"])
         assert result.multi_vector is not None
     assert governor.budget.answers.held_bytes == 0
+
+
+async def test_a_request_that_waits_gathers_the_room_that_its_first_try_has_lacked() -> None:
+    """As those of pipelines do: it is computed once more, and not again and again until others are gone."""
+    governor, forwards = MemoryGovernor(10**9), list[int]()
+    model = LetterModel(EMBEDDER, on_forward=lambda texts: forwards.append(len(texts)))
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(), model, device=device, memory=governor) as engine,
+    ):
+        answers = governor.budget.answers
+        answers.limit_bytes = 3 * 64 * RESULT_NUMBER_BYTES
+        waiting = WaitingEngine(engine)
+        held = answers.hold("another")
+        held.add(2 * 64 * RESULT_NUMBER_BYTES)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(waiting.embed, "abcdefgh" * 8, outputs=["multi_vector"]))
+            await until(lambda: answers.waiting == 1)
+            assert len(forwards) == 1
+            held.give_back()
+        with held:
+            held.add(2 * 64 * RESULT_NUMBER_BYTES)
+            with pytest.raises(DeadlineExceeded):
+                await waiting.embed("hgfedcba" * 8, outputs=["multi_vector"], timeout_s=0.05)
+        assert answers.held_bytes == answers.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "numbers"),
+    [
+        (np.zeros((3, 4), np.float32), 12),
+        ([1.0, None, [2, 3]], 4),
+        ({"a" * 100: np.zeros(5)}, 6),
+        (Embedding(multi_vector=np.zeros((2, 4), np.float32)), 11),
+        ("x" * 100, 1),
+    ],
+)
+def test_a_value_counts_for_what_is_in_it(value: object, numbers: float) -> None:
+    assert bytes_of(value, 100) == pytest.approx(100 * numbers, abs=1)
+
+
+async def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
+    answers, outcomes = ByteAccount(1000), ByteAccount(1000)
+    with AnswerMemory(answers, is_written=True) as memory:
+        memory.another().encoded(10)
+        memory.another(outcomes).keep("x" * 20)
+        async with memory.keeping("x" * 30, Priority.BULK):
+            assert (answers.held_bytes, outcomes.held_bytes) == (40, 20)
+        memory.encoded(5)
+        assert (answers.held_bytes, outcomes.held_bytes) == (15, 20)
+    assert (answers.held_bytes, outcomes.held_bytes) == (0, 0)

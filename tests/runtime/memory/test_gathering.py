@@ -1,0 +1,141 @@
+"""Waiting for memory: one at a time gathers what others release, and each has its turn."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from staged_pool.runtime.memory.budget import ByteAccount, Holding
+from staged_pool.stages.scheduling.entries import Priority
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def settle() -> None:
+    """Let all other tasks run as far as they can."""
+    await anyio.wait_all_tasks_blocked()
+
+
+class Gatherers:
+    """Requests that wait for bytes, and the order in which they got them."""
+
+    def __init__(self, account: ByteAccount, tasks: anyio.abc.TaskGroup) -> None:
+        self._account = account
+        self._tasks = tasks
+        self.order: list[str] = []
+        self.holdings: dict[str, Holding] = {}
+
+    async def begin(
+        self, name: str, count: int, *, tenant: str = "", priority: Priority = Priority.BULK
+    ) -> anyio.CancelScope:
+        """Let a request wait for bytes; return the scope of its task."""
+        holding = self.holdings[name] = self._account.hold(tenant or name)
+        scope = anyio.CancelScope()
+
+        async def gather() -> None:
+            with scope:
+                await holding.gather(count, priority)
+                self.order.append(name)
+
+        self._tasks.start_soon(gather)
+        await settle()
+        return scope
+
+
+async def test_one_that_waits_gathers_what_others_release_however_many_come_meanwhile() -> None:
+    account = ByteAccount(800)
+    others = [account.hold("others") for _ in range(7)]
+    assert all(each.take(100) for each in others)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        await waiting.begin("large", 600)
+        for _ in range(40):  # each that leaves is followed by one that takes as much as it gets
+            if waiting.order:
+                break
+            others.pop(0).give_back()
+            newcomer = account.hold("others")
+            others.append(newcomer)
+            while newcomer.take(10):
+                pass
+            await settle()
+        assert waiting.order == ["large"]
+        assert account.held_bytes <= 800
+    assert account.waiting == 0
+
+
+async def test_those_who_do_not_wait_find_some_room_beside_one_that_gathers() -> None:
+    account = ByteAccount(800)
+    with account.hold("first") as first:
+        assert first.take(640)
+        async with anyio.create_task_group() as tasks:
+            await Gatherers(account, tasks).begin("large", 700)
+            assert account.held_bytes == 640 + 140
+            assert account.hold("small").take(10)
+            tasks.cancel_scope.cancel()
+        assert account.waiting == 0
+    assert account.held_bytes == 10
+
+
+async def test_one_that_needs_all_of_it_has_it_once_nobody_else_holds_any() -> None:
+    account = ByteAccount(100)
+    first = account.hold("first")
+    assert first.take(50)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        await waiting.begin("all", 100)
+        assert not account.hold("late").take(1), "else it would wait for ever"
+        first.give_back()
+        await until(lambda: waiting.order == ["all"])
+    assert account.held_bytes == 100
+
+
+async def test_urgent_ones_and_all_tenants_have_their_turns() -> None:
+    account = ByteAccount(100)
+    first = account.hold("first")
+    assert first.take(80)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        for number in range(3):
+            await waiting.begin(f"a{number}", 80, tenant="a")
+        await waiting.begin("b0", 80, tenant="b")
+        await waiting.begin("now", 80, tenant="c", priority=Priority.INTERACTIVE)
+        first.give_back()
+        for _ in range(5):
+            await settle()
+            waiting.holdings[waiting.order[-1]].give_back()
+    assert waiting.order.index("now") <= 1, "behind the one whose turn it was"
+    assert waiting.order.index("b0") < waiting.order.index("a2")
+    assert sorted(waiting.order) == ["a0", "a1", "a2", "b0", "now"]
+    assert account.held_bytes == account.waiting == 0
+
+
+async def test_one_that_leaves_gives_its_turn_and_its_bytes_to_the_next() -> None:
+    account = ByteAccount(100)
+    first = account.hold("first")
+    assert first.take(60)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        gathering = await waiting.begin("gathering", 80)
+        queued = await waiting.begin("queued", 80)
+        last = await waiting.begin("last", 30)
+        assert (account.held_bytes, account.waiting) == (95, 3)
+        queued.cancel()
+        gathering.cancel()
+        await until(lambda: waiting.order == ["last"])
+        assert (account.held_bytes, account.waiting) == (90, 0)
+        last.cancel()  # too late: it holds them
+        first.give_back()
+    assert account.held_bytes == 30
+
+
+async def test_a_limit_that_shrinks_holds_up_nobody_for_ever() -> None:
+    account = ByteAccount(100)
+    first = account.hold("first")
+    assert first.take(60)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        await waiting.begin("large", 80)
+        account.limit_bytes = 50
+        first.give_back()
+        await until(lambda: waiting.order == ["large"])
