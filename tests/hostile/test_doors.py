@@ -1,4 +1,4 @@
-"""Large answers by every door of a server with little memory; `python -m tests.hostile.doors` prints the memory of each."""
+"""Large answers by every door of a server with little memory; `python -m tests.hostile.doors` prints figures."""
 
 from __future__ import annotations
 

@@ -26,13 +26,14 @@ from tests.sim.shrink import deviations
 from tests.sim.world import to_json
 
 OTHER_WORLDS = {
+    "batches": "batches beside other callers with little memory",
     "lines": "fronts and an engine process",
     "pipes": "a pipeline on two engines",
     "plugins": "a plugin with bad hooks",
     "web": "HTTP connections",
     "workers": "a pool of worker processes",
 }
-"""Kinds of worlds beside those of an engine, with what they are of. Each has a folder here."""
+"""Kinds of worlds beside those of an engine, in words. Each has a folder here."""
 
 BLOCK = 100
 """Seeds that a process takes at once."""

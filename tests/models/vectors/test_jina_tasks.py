@@ -27,6 +27,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.payloads import TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
+from staged_pool.runtime.remote.limits import PayloadLimits
 from staged_pool.runtime.requests import DENSE_ONLY, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -346,7 +347,8 @@ def test_inputs_of_different_adapters_share_neither_a_batch_nor_a_row(models: Ca
         model.forward([TokenSequence([5], DENSE_ONLY, adapter="mine")])
     parts: list[Any] = []
     packed = pack_payload(made[2].payload, parts)
-    assert unpack_payload(packed, Block(b"".join(bytes(part) for part in parts))) == made[2].payload
+    limits = PayloadLimits.of("text", model.card, model.preparation)
+    assert unpack_payload(packed, Block(b"".join(bytes(part) for part in parts)), limits) == made[2].payload
 
 
 @pytest.mark.anyio

@@ -20,6 +20,7 @@ from staged_pool.runtime.models.towers.vision_language import VisionLanguageTowe
 from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
 from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
+from staged_pool.runtime.remote.limits import PayloadLimits
 from staged_pool.runtime.requests import Chat, Content, EmbedRequest, Image, Output, ScoreRequest, TextInput, Video
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.tasks.plan import plan
@@ -188,7 +189,8 @@ def test_a_front_prepares_videos_as_the_model_does(load: Load) -> None:
     parts: list[Any] = []
     packed = pack_payload(theirs.payload, parts)
     vectors = []
-    for payload in (unpack_payload(packed, Block(b"".join(parts))), ours.payload):
+    limits = PayloadLimits.of("image", model.card, model.preparation)
+    for payload in (unpack_payload(packed, Block(b"".join(parts)), limits), ours.payload):
         (row,) = model.forward([payload])
         assert isinstance(row, Row)
         vector = row.values[Output.DENSE]

@@ -15,6 +15,7 @@ from staged_pool.runtime.models.input_preparer import load_preparer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.payloads import Row, TokenSequence
 from staged_pool.runtime.remote.arrays import Block, pack_payload, unpack_payload
+from staged_pool.runtime.remote.limits import PayloadLimits
 from staged_pool.runtime.requests import DENSE_ONLY, Chat, EmbedRequest, Image, ScoreRequest, TextInput, Video
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, UnusableMedia
@@ -182,7 +183,8 @@ def test_a_front_prepares_videos_as_the_model_does(load: Load) -> None:
     ours = prepared(model, said(Video(SLOW), "?")).payload
     parts: list[Any] = []
     packed = pack_payload(theirs.payload, parts)
-    for got in (theirs.payload, unpack_payload(packed, Block(b"".join(parts)))):
+    limits = PayloadLimits.of(given.lane, model.card, model.preparation)
+    for got in (theirs.payload, unpack_payload(packed, Block(b"".join(parts)), limits)):
         assert isinstance(got, TokenSequence)
         assert got.ids == ours.ids
         assert [(each.grid, each.steps, each.step_s) for each in got.images] == [

@@ -218,8 +218,9 @@ async def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
     with AnswerMemory(answers, is_written=True) as memory:
         memory.another().encoded(10)
         memory.another(outcomes).keep("x" * 20)
-        async with memory.keeping("x" * 30, Priority.BULK):
-            assert (answers.held_bytes, outcomes.held_bytes) == (40, 20)
+        part = await memory.part("x" * 30, Priority.BULK)
+        assert (answers.held_bytes, outcomes.held_bytes) == (40, 20)
+        part.give_back()
         memory.encoded(5)
         assert (answers.held_bytes, outcomes.held_bytes) == (15, 20)
     assert (answers.held_bytes, outcomes.held_bytes) == (0, 0)

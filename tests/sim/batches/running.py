@@ -30,9 +30,10 @@ from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
 from tests.sim import clock as virtual
-from tests.sim.batches.plan import TICK_S, BatchWorld, CallerPlan, JobPlan, LinePlan
+from tests.sim.batches.plan import TICK_S, BatchWorld, CallerPlan, JobPlan, LinePlan, draw, from_json
 from tests.sim.clock import Backend, Stuck
 from tests.sim.pipes.running import TickOffload
+from tests.sim.running import Report, run_block
 from tests.support.cards import EMBEDDER
 from tests.support.model import LetterModel
 
@@ -303,3 +304,19 @@ def run_batches(world: BatchWorld, backend: Backend) -> BatchSimulation:
     except (Exception, Stuck) as error:  # noqa: BLE001  # a violation like any other
         simulation.violations.append(f"the program ended by {error!r}")
     return simulation
+
+
+def run_batches_world(world: BatchWorld, backend: Backend) -> Report:
+    """Run one world. Call it inside `prepared()`."""
+    simulation = run_batches(world, backend)
+    return Report(world.seed, backend, tuple(simulation.violations), (), Counter(simulation.outcomes.values()))
+
+
+def run_batches_json(given: Any, backend: Backend) -> Report:
+    """Run the world that a JSON value describes."""
+    return run_batches_world(from_json(given), backend)
+
+
+def run_batches_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], Counter[str]]:
+    """Run a block of seeds, as `tests.sim.running.run_block` does."""
+    return run_block(block, lambda seed, backend: run_batches_world(draw(seed), backend))
