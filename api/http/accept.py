@@ -14,7 +14,7 @@ import sniffio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
 
-from staged_pool.api.app.fleet import Gate
+from staged_pool.api.app.fleet import Accepting
 from staged_pool.api.asgi import App
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig, Service
@@ -77,7 +77,11 @@ class Acceptor:
         )
 
     async def run(
-        self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float, gate: Gate | None = None
+        self,
+        listener: socket.socket,
+        until: Callable[[], Awaitable[None]],
+        grace_s: float,
+        accepting: Accepting | None = None,
     ) -> None:
         """Serve until `until` returns; then shut the connections down.
 
@@ -87,15 +91,15 @@ class Acceptor:
             listener: A non-blocking, listening socket; this method closes it.
             until: Returns when no more connections are to be accepted.
             grace_s: Seconds that connections have to end before they are cancelled.
-            gate: Accept only while it is open. None: accept always.
+            accepting: Decides when connections are accepted. None: always.
         """
         server_state = self._service.config.server_state
         async with anyio.create_task_group() as connections:
             try:
-                async with anyio.create_task_group() as accepting:
-                    accepting.start_soon(self._accept, listener, connections, gate or Gate())
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._accept, listener, connections, accepting)
                     await until()
-                    accepting.cancel_scope.cancel()
+                    tasks.cancel_scope.cancel()
                 self._accept_waiting(listener, connections)  # they would be reset; now they learn that the server ends
             finally:
                 listener.close()
@@ -103,11 +107,13 @@ class Acceptor:
             await self._service.context.terminated.set()
             connections.cancel_scope.deadline = anyio.current_time() + grace_s
 
-    async def _accept(self, listener: socket.socket, connections: anyio.abc.TaskGroup, gate: Gate) -> None:
+    async def _accept(
+        self, listener: socket.socket, connections: anyio.abc.TaskGroup, accepting: Accepting | None
+    ) -> None:
         while True:
             await anyio.wait_readable(listener)
-            if not gate.is_open:
-                await gate.wait()
+            if accepting is not None and not accepting.is_on:
+                await accepting.until_on()
                 continue  # another process may have taken the connection
             if not self._accept_waiting(listener, connections, ACCEPTED_AT_ONCE):
                 self._limit.make_room()
