@@ -58,7 +58,7 @@ def main() -> None:
             run(settings.process.backend, _program(settings))
     except click.exceptions.Exit as end:  # no command of Click's is around it
         sys.exit(end.exit_code)
-    except BaseException:  # also what would end the process with status 0, as SystemExit does
+    except BaseException:  # noqa: BLE001  # also what would end the process with status 0, as SystemExit does
         get_logger("staged_pool.fleet").exception("process.failed")
         logs.drain()
         sys.exit(EXIT_FAILED)

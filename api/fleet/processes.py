@@ -150,7 +150,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The way to start real children, each in a session of its own: signals of a terminal go to the supervisor alone."""
+    """The way to start real children.
+
+    Each has a session of its own, so signals of a terminal go to the supervisor alone.
+    """
 
     command: Sequence[str]
     listener: int

@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.api.fleet import names
-from staged_pool.api.fleet.awake import move_on_awake_after
+from staged_pool.api.fleet.awake import Sleep, move_on_awake_after
 from staged_pool.api.fleet.control import Ask, Beat, Drain, Loading, Lost, Others, Ready, Tell, send_line
 from staged_pool.api.fleet.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Start
 from staged_pool.api.fleet.reports import Reports
@@ -48,6 +48,7 @@ class Outside:
     end_signals: Callable[[], AbstractContextManager[AsyncIterator[signal.Signals]]] = end_signals
     end_process: Callable[[int], object] = os._exit
     """Ends this process at once, with an exit code."""
+    sleep: Sleep = anyio.sleep
 
 
 class Supervisor:
@@ -186,7 +187,7 @@ class Supervisor:
             except OSError as error:
                 log.error("line.not_made", child=front.name, reason=str(error))
                 front.joined = None
-                await anyio.sleep(FIRST_PAUSE_S)
+                await self._outside.sleep(FIRST_PAUSE_S)
 
     def _unjoined(self) -> Child | None:
         """Return a front that needs a line to the engine process; None if there is none, or no engine process."""
@@ -202,7 +203,7 @@ class Supervisor:
         """
         round_s = min(ROUND_S, self._silent_s / ROUNDS)
         while True:
-            await anyio.sleep(round_s)
+            await self._outside.sleep(round_s)
             for child in list(self._children.values()):
                 child.silent_s += round_s
                 if child.silent_s > self._silent_s:
@@ -263,7 +264,7 @@ class Supervisor:
         for name in ending:
             if (child := self._children.get(name)) is not None:
                 child.control.post(Drain())
-        async with move_on_awake_after(limit_s) as limit:
+        async with move_on_awake_after(limit_s, self._outside.sleep) as limit:
             await self._changes.until(lambda: self._kept.isdisjoint(ending))
         return not limit.cancelled_caught
 

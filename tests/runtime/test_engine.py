@@ -239,9 +239,7 @@ class RustPanic(BaseException):
     """As libraries in Rust raise it: their class is no `Exception` either."""
 
 
-@pytest.mark.parametrize(
-    ("error", "told"), [(ValueError, "ValueError"), (RustPanic, "RustPanic"), (SystemExit, "SystemExit")]
-)
+@pytest.mark.parametrize(("error", "told"), [(ValueError, "ValueError"), (RustPanic, "RustPanic"), (SystemExit, "SystemExit")])
 @pytest.mark.parametrize("stage", ["preprocess", "forward"])
 async def test_a_poisoned_input_fails_alone(stage: str, error: type[BaseException], told: str) -> None:
     gate = Gate()

@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--web", action="store_true", help="worlds of HTTP connections, and not of an engine")
     parser.add_argument("--lines", action="store_true", help="worlds of fronts and an engine process")
+    parser.add_argument("--fleet", action="store_true", help="worlds of a supervisor and its processes")
     parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
@@ -80,6 +81,11 @@ def _kind(options: argparse.Namespace) -> Kind:
         from tests.sim.lines import running as lines_running
 
         return Kind(lines_plan.draw, lines_running.run_lines_json, lines_running.run_lines_block)
+    if options.fleet:
+        from tests.sim.fleet import plan as fleet_plan
+        from tests.sim.fleet import running as fleet_running
+
+        return Kind(fleet_plan.draw, fleet_running.run_fleet_json, fleet_running.run_fleet_block)
     if not options.web:
         return Kind(draw, run_json, run_block)
     from tests.sim.web import plan, running  # the server, which takes longer to import than the engine
