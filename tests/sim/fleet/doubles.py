@@ -47,7 +47,7 @@ class Freezing:
         return anyio.current_time() < self.frozen_until
 
     async def thawed(self) -> None:
-        while self.is_frozen:
+        while self.is_frozen:  # noqa: ASYNC110  # a freeze may be prolonged meanwhile
             await anyio.sleep(self.frozen_until - anyio.current_time())
 
     async def sleep(self, seconds: float) -> None:
