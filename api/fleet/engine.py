@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -73,7 +72,6 @@ class _EngineProcess:
             background.start_soon(obey, self._control.run, lambda: self._has_served)
             background.start_soon(go_on, self._beat)
             background.start_soon(go_on, self._memory.watch)
-            background.start_soon(self._end_a_load)
             await anyio.to_thread.run_sync(self._memory.measure)
             async with self._loaded() as self._desk:
                 self._desk.on_batch = None if self.tracer is None else self.tracer.batch
@@ -99,13 +97,6 @@ class _EngineProcess:
         with reporting_loads(self._progress):
             async with open_desk(self._models, self._memory) as desk:
                 yield desk
-
-    async def _end_a_load(self) -> None:
-        """End the process if it is told to while it loads, which nothing interrupts. All fronts have ended before."""
-        await self._drain.wait()
-        if self._desk is None:
-            log.info("load.ended")
-            os._exit(0)
 
     async def _take_fronts(self, handover: UNIXSocketStream, serving: TaskGroup) -> None:
         while (line := await receive_line(handover)) is not None:

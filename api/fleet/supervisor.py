@@ -151,7 +151,7 @@ class Supervisor:
         self._reports.started(name)
         self._children[name] = child
         if name in self._ending:
-            child.control.post(Drain())
+            self._order_the_end(child)
         self._note()
         try:
             return await child.run(), child.is_ready
@@ -263,10 +263,16 @@ class Supervisor:
         self._ending.update(ending)
         for name in ending:
             if (child := self._children.get(name)) is not None:
-                child.control.post(Drain())
+                self._order_the_end(child)
         async with move_on_awake_after(limit_s, self._outside.sleep) as limit:
             await self._changes.until(lambda: self._kept.isdisjoint(ending))
         return not limit.cancelled_caught
+
+    def _order_the_end(self, child: Child) -> None:
+        if child.name == names.ENGINE and not child.is_ready:
+            child.kill()  # it imports or loads, which nothing interrupts, and no front is left
+        else:
+            child.control.post(Drain())
 
     def _kill_all(self) -> None:
         for child in self._children.values():

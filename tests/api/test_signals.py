@@ -23,7 +23,7 @@ ENTRY_POINTS = {
     "staged_pool.api.commands.cli:main": "all commands; `process.run` sets the handlers of those with an event loop",
     "api/commands/child.py": "sets them first of all",
     "api/commands/reference.py": "prints a page of the documents, and ends",
-    "runtime/workers/program.py": "a worker of a pool: a signal ends it, which costs the job at hand, and it is replaced",
+    "runtime/workers/program.py": "a worker of a pool: a signal ends it, and it is replaced",
 }
 """All programs of the package, each with the way in which it handles signals."""
 

@@ -127,6 +127,10 @@ def the_limit_of_a_drain_is_by_the_clock() -> Any:
     return mock.patch.object(supervisor, "move_on_awake_after", Limit)
 
 
+def a_load_is_waited_for_at_the_end() -> Any:
+    return mock.patch.object(Supervisor, "_order_the_end", lambda self, child: child.control.post(Drain()))
+
+
 def a_lost_line_is_not_replaced() -> Any:
     return mock.patch.object(Supervisor, "_take_lost")
 
@@ -157,6 +161,7 @@ BUGS: dict[Callable[[], Any], int] = {
     only_children_that_run_are_waited_for: 3,
     silence_is_measured_by_the_clock: 10,
     the_limit_of_a_drain_is_by_the_clock: 23,
+    a_load_is_waited_for_at_the_end: 0,
     a_lost_line_is_not_replaced: 4,
     a_child_that_hangs_is_left_alone: 139,
     a_child_is_started_again_only_after_long: 1,
