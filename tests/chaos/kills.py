@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -48,22 +49,31 @@ class Seen:
     late: list[float] = field(default_factory=list)
     """Durations of requests that passed their deadline, in seconds."""
     longest_request_s: float = 0.0
-    longest_accept_s: float = 0.0
-    """Longest time from the begin of a connection to its first byte of an answer, by the probe."""
+    probes: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of each probe that was answered or given up, as seconds since 1970."""
     deaf_s: list[float] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
+    ready: list[tuple[float, float]] = field(default_factory=list)
+    """Times from which and until which a front was ready."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, outcome: str, took_s: float, *, accept: bool = False) -> None:
-        """Note a request of a client, or of the probe."""
+    def note(self, outcome: str, took_s: float) -> None:
+        """Note a request of a client."""
         with self._lock:
-            if accept:
-                self.longest_accept_s = max(self.longest_accept_s, took_s)
-                return
             self.outcomes[outcome] += 1
             self.longest_request_s = max(self.longest_request_s, took_s)
             if outcome == "late" or took_s > DEADLINE_S + SLACK_S:
                 self.late.append(took_s)
+
+    def longest_beside_ready_s(self) -> float:
+        """Return the longest part of a probe in which one front was ready all the time."""
+        parts = [
+            min(end, until) - max(begin, since)
+            for begin, end in self.probes
+            for since, until in self.ready
+            if since < end and begin < until
+        ]
+        return max(parts, default=0.0)
 
     def lines(self) -> Iterator[str]:
         """Return the figures as text."""
@@ -71,7 +81,8 @@ class Seen:
         yield f"requests: {dict(self.outcomes)}"
         yield f"longest request: {self.longest_request_s:.2f} s of {DEADLINE_S:g} s"
         yield f"requests that passed their deadline: {len(self.late)}"
-        yield f"longest wait for an accept: {self.longest_accept_s:.2f} s"
+        yield f"longest wait for an accept: {max((end - begin for begin, end in self.probes), default=0.0):.2f} s"
+        yield f"longest wait for an accept beside a front that was ready: {self.longest_beside_ready_s():.2f} s"
         yield f"deaf spells: {len(self.deaf_s)}"
 
 
@@ -117,11 +128,11 @@ def clients(port: int, count: int, seen: Seen) -> Iterator[None]:
     def probe() -> None:
         answered_at = time.monotonic()
         while not stop.wait(0.05):
-            began = time.monotonic()
+            began = time.time()
             outcome = asked(port, HEALTH, DEAF_S)
             now = time.monotonic()
             if outcome in ("late", "200"):
-                seen.note(outcome, now - began, accept=True)
+                seen.probes.append((began, time.time()))
             if outcome != "late":
                 answered_at = now
             elif now - answered_at >= DEAF_S:
@@ -143,6 +154,18 @@ def clients(port: int, count: int, seen: Seen) -> Iterator[None]:
 def children(server: ServerProcess) -> dict[str, int]:
     """Return the process id of the child that has each name now."""
     return {event["child"]: event["pid"] for event in server.events if event["event"] == "process.started"}
+
+
+def times_ready(server: ServerProcess) -> Iterator[tuple[float, float]]:
+    """Return the times from which and until which a front was ready, of the log."""
+    since: dict[str, float] = {}
+    for event in server.events:
+        name, at = event.get("child", ""), datetime.fromisoformat(event["timestamp"]).timestamp()
+        if event["event"] == "process.ready" and name.startswith("front"):
+            since[name] = at
+        elif event["event"] == "process.ended" and name in since:
+            yield since.pop(name), at
+    yield from ((at, time.time()) for at in since.values())
 
 
 def kill(server: ServerProcess, name: str, seen: Seen) -> None:
@@ -184,6 +207,7 @@ def kill_all_of(server: ServerProcess, order: Sequence[str], seen: Seen, *, paus
             kill(server, name, seen)
             time.sleep(rng.random() * pause_s)
         server.wait_until(lambda: server.ask("/ready")[0] == 200, within_s=COMES_BACK_S)
+    seen.ready += times_ready(server)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -161,7 +161,7 @@ BUGS: dict[Callable[[], Any], int] = {
     only_children_that_run_are_waited_for: 3,
     silence_is_measured_by_the_clock: 10,
     the_limit_of_a_drain_is_by_the_clock: 23,
-    a_load_is_waited_for_at_the_end: 0,
+    a_load_is_waited_for_at_the_end: 13,
     a_lost_line_is_not_replaced: 4,
     a_child_that_hangs_is_left_alone: 139,
     a_child_is_started_again_only_after_long: 1,
