@@ -106,13 +106,15 @@ class Link:
         reason = "it was closed"
         try:
             with single_errors():
-                async with anyio.create_task_group() as self._tasks:
-                    self._tasks.start_soon(self._write, self._tasks.cancel_scope)
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    tasks.start_soon(self._write, tasks.cancel_scope)
                     reason = await self._read()
-                    self._tasks.cancel_scope.cancel()
+                    tasks.cancel_scope.cancel()
         finally:
             self.is_open = False
             self._unsent.clear()
+            self._tasks = None
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
         return self._wrong or reason

@@ -1,8 +1,8 @@
 """`python -m tests.chaos.kills`: a server of several processes whose children are killed again and again.
 
-Clients open a connection for each request meanwhile, and a probe asks `/health` all the time. Everything is bounded, and
-on 127.0.0.1. It prints what clients saw: each request must end by its deadline, and nobody may be left waiting by fronts
-that are alive.
+Clients open a connection for each request meanwhile, and a probe asks `/health` all the time. Everything is bounded,
+and on 127.0.0.1. It prints what clients saw: each request must end by its deadline, and nobody may be left waiting by
+fronts that are alive.
 """
 
 from __future__ import annotations
