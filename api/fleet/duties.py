@@ -1,4 +1,4 @@
-"""Duties of a child process: tasks that must go on until the process is told to end."""
+"""Duties of the supervisor and its children: tasks that must go on until the process is told to end."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from staged_pool.api.fleet import names
 from staged_pool.api.fleet.awake import Sleep, move_on_awake_after
 from staged_pool.api.fleet.control import Ask, Beat, Drain, Loading, Lost, Others, Ready, Tell, send_line
+from staged_pool.api.fleet.duties import go_on
 from staged_pool.api.fleet.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Start
 from staged_pool.api.fleet.reports import Reports
 from staged_pool.api.http.listener import SocketFile
@@ -97,9 +98,9 @@ class Supervisor:
         file = SocketFile(listener)
         try:
             async with anyio.create_task_group() as background:
-                background.start_soon(self._handle_signals, listener)
-                background.start_soon(self._watch)
-                background.start_soon(self._join)
+                background.start_soon(go_on, self._handle_signals, listener)
+                background.start_soon(go_on, self._watch)
+                background.start_soon(go_on, self._join)
                 async with anyio.create_task_group() as children:
                     for name in (names.ENGINE, *self._fronts):
                         self._kept.add(name)

@@ -50,10 +50,6 @@ EXIT_ORPHANED = 4
 NOTHING = Snapshot(engines={}, loads={}, pipelines={}, http=None, cpu_s=0.0, peak_bytes=0)
 
 
-class Exited(BaseException):
-    """The supervisor has ended its process at once."""
-
-
 class FleetSimulation:
     """One run of a world."""
 
@@ -74,6 +70,7 @@ class FleetSimulation:
         self._jumps: list[tuple[float, float]] = []
         self._is_told_twice = self._is_wrong = self._is_at_rest = False
         self._over = anyio.Event()
+        self._supervising = anyio.CancelScope()
         self._signals, self._signalled = anyio.create_memory_object_stream[signal.Signals](8)
 
     async def run(self) -> None:
@@ -97,10 +94,8 @@ class FleetSimulation:
         outside = Outside(self._start, self._send_line, self._end_signals, self._end_process, self._supervisor.sleep)
         supervisor = Supervisor(outside, fronts=self.world.fronts, drain_s=DRAIN_S, silent_s=SILENT_S)
         try:
-            self.exit_code = await supervisor.run(as_socket(self._listener))
-        except BaseExceptionGroup as group:
-            if group.split(Exited)[1] is not None:
-                raise
+            with self._supervising:
+                self.exit_code = await supervisor.run(as_socket(self._listener))
         finally:
             self._listener.close()
             for control in self._controls:
@@ -150,7 +145,7 @@ class FleetSimulation:
 
     def _end_process(self, code: int) -> None:
         self.exit_code = code
-        raise Exited
+        self._supervising.cancel()
 
     # ---- what happens ----
 

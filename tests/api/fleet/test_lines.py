@@ -1,0 +1,74 @@
+"""Lines between a front and the engine process: one that ends is missed, and replaced."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import anyio
+import pytest
+from anyio.abc import UNIXSocketStream
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.fleet.control import Control, Lost, receive_line, send_line
+from staged_pool.api.fleet.front import _Front
+from staged_pool.runtime.config import EngineConfig
+
+pytestmark = pytest.mark.anyio
+
+
+async def streams() -> tuple[UNIXSocketStream, UNIXSocketStream]:
+    ours, theirs = socket.socketpair()
+    return await UNIXSocketStream.from_socket(ours), await UNIXSocketStream.from_socket(theirs)
+
+
+async def test_a_front_whose_line_ends_asks_for_another_one_and_serves_it() -> None:
+    control, of_front = await streams()
+    front = _Front(ServerConfig(), [EngineConfig()], (), of_front, others_serve=False)
+    lost, heard = list[int](), anyio.Event()
+
+    def take(order: Lost) -> None:
+        lost.append(order.number)
+        heard.set()
+
+    supervisor = Control(control, {Lost: take})
+    to_front, handover = await streams()
+    to_engine, at_engine = await streams()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        tasks.start_soon(front._control.run)
+        tasks.start_soon(front._take_lines, handover)
+        for number in (7, 8):
+            heard = anyio.Event()
+            await send_line(number, to_front, to_engine)
+            line = await receive_line(at_engine)
+            assert line is not None
+            assert line.number == number
+            assert await line.stream.receive(), "the front says hello"
+            await line.stream.aclose()
+            for descriptor in line.rings:
+                os.close(descriptor)
+            with anyio.fail_after(10):
+                await heard.wait()
+        tasks.cancel_scope.cancel()
+    assert lost == [7, 8]
+    for stream in (to_front, handover, to_engine, at_engine):
+        await stream.aclose()
+
+
+async def test_an_end_for_which_there_is_no_room_leaves_the_process_waiting_for_the_next_one() -> None:
+    ours, theirs = await streams()
+    with open(os.devnull) as file:
+        await ours.send_fds((1).to_bytes(4, "big"), [file.fileno()])  # the system has passed on one of three
+    before = len(os.listdir("/proc/self/fd"))
+    other, unused = await streams()
+    await send_line(2, ours, other)
+    line = await receive_line(theirs)
+    assert line is not None
+    assert line.number == 2
+    await line.stream.aclose()
+    for descriptor in line.rings:
+        os.close(descriptor)
+    for stream in (ours, theirs, other, unused):
+        await stream.aclose()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3, "descriptors of an end that is not whole stay open"
