@@ -119,7 +119,7 @@ class Line(NamedTuple):
     number: int
     stream: UNIXSocketStream
     rings: Rings
-    """Whoever takes the line closes their descriptors."""
+    """Its rings, whose descriptors the owner of the line closes."""
 
 
 async def send_line(number: int, first: UNIXSocketStream, second: UNIXSocketStream) -> None:

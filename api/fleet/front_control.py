@@ -20,7 +20,7 @@ ANSWER_S: Final = 2.0
 
 
 class FrontControl:
-    """Takes the orders of the supervisor for one front, and tells it the state of this front.
+    """Takes the orders of the supervisor, and tells it the state of this front.
 
     Args:
         stream: Control line to the supervisor.

@@ -52,7 +52,7 @@ class Process(Protocol):
         """Send it its settings."""
 
     async def aclose(self) -> None:
-        """Close what is left of it, after its end."""
+        """Close its files, after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Child:
         name: Such as `front-1`.
         started: Its process, and the lines to it.
         handlers: Functions that take its orders, by class.
-        others_serve: What it was told about other fronts.
+        others_serve: True if it was told that other fronts serve.
     """
 
     def __init__(

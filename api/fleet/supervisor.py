@@ -162,7 +162,7 @@ class Supervisor:
             self._note()
 
     def _note(self) -> None:
-        """Tell the fronts that are not ready, and all tasks of the supervisor, that the children have changed."""
+        """Tell unready fronts, and all tasks of the supervisor, that the children have changed."""
         for front in self._running_fronts():
             others_serve = self._others_serve(front.name)
             if not front.is_ready and others_serve != front.others_serve:

@@ -41,19 +41,19 @@ BURST: Final = 3
 """Kills one after the other, before a front is ready again."""
 
 COMES_BACK_S: Final = 60.0
-"""Longest time in which a killed child must be started again, and the server be ready at the end."""
+"""Seconds in which a killed child must be started again, and the server be ready."""
 
 
 @dataclass
 class Seen:
-    """What clients have seen."""
+    """Outcomes of clients and of the probe."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     late: list[float] = field(default_factory=list)
     """Durations of requests that passed their deadline, in seconds."""
     longest_request_s: float = 0.0
     probes: list[tuple[float, float]] = field(default_factory=list)
-    """Begin and end of each probe that was answered or given up, as seconds since 1970."""
+    """Begin and end of each probe that had an end, in seconds since 1970."""
     deaf_s: list[float] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     ready: list[tuple[float, float]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Seen:
                 self.late.append(took_s)
 
     def longest_beside_ready_s(self) -> float:
-        """Return the longest part of a probe in which one front was ready all the time."""
+        """Return the longest part of a probe beside one front that was ready."""
         parts = [
             min(end, until) - max(begin, since)
             for begin, end in self.probes
@@ -180,7 +180,7 @@ def kill(server: ServerProcess, name: str, seen: Seen) -> None:
 
 
 def plan(fronts: int, engines: int, seed: int) -> list[str]:
-    """Return the names of the children to kill, in a random order that is the same for each seed."""
+    """Return the names of the children to kill, in the random order of a seed."""
     order = ["engine"] * engines + [f"front-{1 + number % 2}" for number in range(fronts)]
     random.Random(seed).shuffle(order)
     return order
@@ -193,7 +193,7 @@ def flags(*more: str) -> list[str]:
 
 
 def kill_all_of(server: ServerProcess, order: Sequence[str], seen: Seen, *, pause_s: float, seconds: float) -> None:
-    """Kill children one after the other beside clients, and wait until the server is ready again.
+    """Kill children one after the other beside clients, until the server is ready again.
 
     Args:
         server: The server, which is ready.
@@ -218,7 +218,7 @@ def kill_all_of(server: ServerProcess, order: Sequence[str], seen: Seen, *, paus
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return exit status 1 if a request passed its deadline, fronts were deaf, or the server did not end well."""
+    """Return exit status 1 if a request was late, fronts were deaf, or the end was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
     parser.add_argument("--fronts", type=int, default=180, help="kills of fronts (default: %(default)s)")
     parser.add_argument("--engines", type=int, default=20, help="kills of the engine process (default: %(default)s)")

@@ -51,7 +51,7 @@ class Freezing:
             await anyio.sleep(self.frozen_until - anyio.current_time())
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep; what is due in a freeze comes at its end."""
+        """Sleep. A sleep that is over within a freeze lasts until the end of that."""
         await anyio.sleep(seconds)
         await self.thawed()
 

@@ -1,4 +1,4 @@
-"""A world of a server of several processes, as a JSON value, and the world of a seed."""
+"""A world of a fleet, as a JSON value, and the world of a seed."""
 
 from __future__ import annotations
 

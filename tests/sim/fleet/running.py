@@ -233,7 +233,7 @@ class FleetSimulation:
                 return
 
     def check_turn(self, front: SimProcess) -> None:
-        """Check that a front which can only reject leaves connections to one that has been ready for a while."""
+        """Check that a front which is not ready leaves connections to those that are."""
         others = [other for other in self._alive() if other is not front and not other.is_draining]
         now = anyio.current_time()
         if (

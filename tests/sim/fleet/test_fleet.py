@@ -1,4 +1,4 @@
-"""Many random fates of a server of several processes, with the real supervisor over doubles of its processes."""
+"""Many random fates of a fleet: the real supervisor over doubles of its processes."""
 
 from __future__ import annotations
 
