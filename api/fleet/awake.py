@@ -17,7 +17,7 @@ STEP_S: Final = 0.5
 """Most seconds of one step."""
 
 STEPS: Final = 4
-"""Fewest steps of a wait: even a short one outlasts a freeze, and what is read after it."""
+"""Fewest steps of a wait: even a short one outlasts a freeze, and the first reads after it."""
 
 
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]

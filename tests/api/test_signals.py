@@ -17,7 +17,7 @@ from tests.servers.preloaded import ROOT
 PLACES = ("api", "runtime", "stages")
 
 SETTERS = frozenset({"signal", "set_wakeup_fd", "add_signal_handler", "open_signal_receiver", "register", "enable"})
-"""Functions by which a handler of a signal is set, of `signal`, event loops, anyio and `faulthandler`."""
+"""Functions that set a handler: of `signal`, event loops, anyio and `faulthandler`."""
 
 ENTRY_POINTS = {
     "staged_pool.api.commands.cli:main": "all commands; `process.run` sets the handlers of those with an event loop",
@@ -72,7 +72,7 @@ def test_every_event_loop_of_a_command_runs_behind_the_handlers() -> None:
 
 
 def handled(program: str, *sent: signal.Signals) -> int:
-    """Run a program that prints a line, send it signals, and return its exit code at the end of its input."""
+    """Send signals to a program that has printed a line. Returns its exit code."""
     with subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""When a front accepts connections, and that it never waits for ever."""
+"""The decision of a front to accept connections: it never waits for ever."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_freeze_uses_up_one_step_of_a_limit_at_most(backend: Backend) -> None:
         async with move_on_awake_after(5.0) as limit:
             await anyio.sleep(1.1)
             jump(1000.0)
-            await anyio.sleep(5.0 - 1.1 - 2 * STEP_S)  # what comes after the freeze is still in time
+            await anyio.sleep(5.0 - 1.1 - 2 * STEP_S)  # the block is still in time
         assert not limit.cancelled_caught
 
     run(program, backend)

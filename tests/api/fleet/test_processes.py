@@ -233,7 +233,7 @@ logs.configure(format_="json", process="supervisor")
 model = EngineConfig(model=sys.argv[1], dtype="float32", torch_threads=1, preprocess_limit=1, watchdog_s=12.0)
 supervise(ProcessConfig(api_servers=2, log_format="json"), ServerConfig(port=0), [model], (), bind("127.0.0.1", 0))
 """
-"""A server whose supervisor kills children after twelve seconds of silence, which is no setting of the command."""
+"""A server whose supervisor is impatient, which no flag of the command can make it."""
 
 
 def test_a_freeze_that_is_longer_than_the_watchdog_kills_no_child(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_freeze_that_is_longer_than_the_watchdog_kills_no_child(tmp_path: Path
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
         answers = [embed(server, TEXTS)[0] for _ in range(4)]
-        time.sleep(2.0)  # for a look of the supervisor at what it has heard
+        time.sleep(2.0)  # the supervisor has looked twice
         assert children(server) == before
         assert answers == [200] * 4
 
