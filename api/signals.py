@@ -42,8 +42,8 @@ def write_stacks_on_signals() -> None:
 def leave_the_end_to_the_supervisor() -> None:
     """Make the signals that end a process do nothing in a child.
 
-    The supervisor ends it by its control line. So a signal to all processes of a server at once ends them in their order. No signal is set to be ignored: that
-    would pass on to the processes that a child starts.
+    The supervisor ends it by its control line. So a signal to all processes of a server at once ends them in their
+    order. No signal is set to be ignored: that would pass on to the processes that a child starts.
     """
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         _handle(name, _do_nothing)

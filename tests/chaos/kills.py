@@ -218,7 +218,7 @@ def kill_all_of(server: ServerProcess, order: Sequence[str], seen: Seen, *, paus
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 1 if a request was late, fronts were deaf, or the end was wrong."""
+    """Return exit status 1 if a request was late or the end was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
     parser.add_argument("--fronts", type=int, default=180, help="kills of fronts (default: %(default)s)")
     parser.add_argument("--engines", type=int, default=20, help="kills of the engine process (default: %(default)s)")
