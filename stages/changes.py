@@ -8,7 +8,7 @@ import anyio
 
 
 class Changes:
-    """Wakes all tasks that wait for a condition on some state, at each change of it.
+    """Wakes tasks that wait for a condition on some state, at each change of it.
 
     No wake-up is lost. The event of a change is set before another one takes its place, and a woken task looks at its
     condition again. One event loop makes and uses it.
