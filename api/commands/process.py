@@ -49,7 +49,7 @@ def prepare_environment(*, offline: bool) -> None:
 
 
 def run(backend: Backend, program: Callable[[], Awaitable[None]]) -> None:
-    """Run a program on an event loop, with our signal handlers and a short switch interval."""
+    """Run a program on an event loop, with our handlers and a short switch interval."""
     import anyio
 
     write_stacks_on_signals()
