@@ -35,11 +35,16 @@ async def test_a_front_that_starts_accepts_while_nobody_else_serves() -> None:
 
 
 async def test_a_front_that_is_ready_accepts_whatever_others_do() -> None:
-    accepting = Accepting(others_serve=False)
-    assert accepting.is_on, "it answers that the models load"
+    accepting, decisions = Accepting(others_serve=False), list[bool]()
+
+    def decide() -> None:
+        decisions.append(accepting.is_on)
+
+    decide()  # it answers that the models load
     accepting.welcomed()
-    assert not accepting.is_on
+    decide()
     accepting.ready()
     for others_serve in (True, False):
         accepting.tell(others_serve=others_serve)
-        assert accepting.is_on
+        decide()
+    assert decisions == [True, False, True, True]
