@@ -231,8 +231,10 @@ def main(arguments: list[str] | None = None) -> int:
         server.wait_ready()
         began = time.monotonic()
         order = plan(options.fronts, options.engines, options.seed)
-        kill_all_of(server, order, seen, pause_s=options.pause, seconds=60 * options.minutes)
-        print(f"{time.monotonic() - began:.0f} s", *seen.lines(), sep="\n")
+        try:
+            kill_all_of(server, order, seen, pause_s=options.pause, seconds=60 * options.minutes)
+        finally:
+            print(f"{time.monotonic() - began:.0f} s", *seen.lines(), sep="\n", flush=True)
         left = list(children(server).values())
         code = server.end()
         left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
