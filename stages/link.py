@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.wakeup import Wakeup, wakeup
@@ -13,6 +14,15 @@ from staged_pool.stages.wire import Bytes, Frame, FrameReader, WireError, frame
 
 RECEIVE_BYTES: Final = 1 << 18
 """Most bytes of one read."""
+
+SEND_BYTES: Final = 1 << 18
+"""Most bytes of one write: the end of each shows that the peer reads."""
+
+MOST_UNREAD_BYTES: Final = 64 << 20
+"""Bytes that may be posted while the peer reads nothing; the link ends beyond them.
+
+A peer that is stopped would otherwise cost memory until somebody kills it. One that reads slowly never comes near it.
+"""
 
 
 class Stream(Protocol):
@@ -30,7 +40,7 @@ class Link:
 
     One task writes and one reads, and neither is ever cancelled for the sake of a single request: a cancelled write
     would leave a cut frame. The reader waits for no stage. What may wait to be written is bounded by the credits of the
-    channels, and by the requests that admission lets in.
+    channels, and by the requests that admission lets in. If a peer reads nothing, by `MOST_UNREAD_BYTES`.
 
     Args:
         stream: The link closes it.
@@ -43,16 +53,40 @@ class Link:
         self._unsent: list[Bytes] = []
         self._waiting: Wakeup | None = None
         """Wakes the writer, which waits for frames."""
+        self._is_writing = False
+        """True while the writer waits for the peer to read."""
+        self._unread_bytes = 0
+        """Bytes that were posted since the peer has read something."""
+        self.unsent_bytes = 0
+        """Bytes that the peer has not taken yet."""
         self._closing = False
+        self._tasks: TaskGroup | None = None
+        self._wrong: str | None = None
+        """Reason for the end that this end has found."""
         self.is_open = True
         """False once the link has ended: frames that are posted then are dropped."""
 
     def post(self, kind: int, head: bytes, *raw: Bytes) -> None:
-        """Send a frame as soon as possible, behind earlier ones. Frames that wait go in one write."""
-        if self.is_open:
-            self._unsent += frame(kind, head, *raw)
-            if self._waiting is not None:
-                self._waiting.set()
+        """Send a frame as soon as possible, behind earlier ones. The link ends if the peer has long read nothing."""
+        if not self.is_open:
+            return
+        if self._is_writing and self._unread_bytes > MOST_UNREAD_BYTES:
+            self._give_up(f"the peer reads nothing, and {self.unsent_bytes >> 20} MiB wait for it")
+            return
+        parts = frame(kind, head, *raw)
+        size = sum(map(len, parts))
+        self._unsent += parts
+        self._unread_bytes += size
+        self.unsent_bytes += size
+        if self._waiting is not None:
+            self._waiting.set()
+
+    def _give_up(self, reason: str) -> None:
+        self.is_open = False
+        self._unsent.clear()
+        self._wrong = reason
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
 
     def close(self) -> None:
         """End the link once everything that was posted is sent."""
@@ -73,15 +107,17 @@ class Link:
         try:
             with single_errors():
                 async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
                     tasks.start_soon(self._write, tasks.cancel_scope)
                     reason = await self._read()
                     tasks.cancel_scope.cancel()
         finally:
             self.is_open = False
             self._unsent.clear()
+            self._tasks = None
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
-        return reason
+        return self._wrong or reason
 
     async def _read(self) -> str:
         frames = FrameReader()
@@ -109,7 +145,19 @@ class Link:
                 self._waiting = None
                 continue
             parts, self._unsent = self._unsent, []
-            try:
-                await self._stream.send(b"".join(parts))
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            if not await self._send(b"".join(parts)):
                 return  # the reader still gets what the peer had sent, and then the end
+
+    async def _send(self, data: bytes) -> bool:
+        """Send bytes, piece by piece. Returns False if the peer is gone."""
+        self._is_writing = True
+        for start in range(0, len(data), SEND_BYTES):
+            piece = data if len(data) <= SEND_BYTES else data[start : start + SEND_BYTES]
+            try:
+                await self._stream.send(piece)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return False
+            self._unread_bytes = 0
+            self.unsent_bytes -= len(piece)
+        self._is_writing = False
+        return True

@@ -57,8 +57,8 @@ class UnixStream:
             raise anyio.EndOfStream
         return data
 
-    async def receive_files(self, most_bytes: int, most_files: int) -> Sequence[int]:
-        """Wait for the descriptors that come with a message. The caller closes them. Raises the errors of `receive`.
+    async def receive_files(self, most_bytes: int, most_files: int) -> tuple[bytes, Sequence[int]]:
+        """Wait for a message and its descriptors. The caller closes them. Raises the errors of `receive`.
 
         A program that is started here does not inherit them.
         """
@@ -68,7 +68,7 @@ class UnixStream:
             raise anyio.EndOfStream
         for file in files:
             os.set_inheritable(file, False)
-        return files
+        return data, files
 
     async def send(self, item: Bytes) -> None:
         """Send bytes.

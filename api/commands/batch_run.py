@@ -17,6 +17,7 @@ from staged_pool.api.bulk.opening import BATCH_WINDOW, TextFormats, job_files, o
 from staged_pool.api.bulk.text_work import TextWork
 from staged_pool.api.commands.batch_flags import Batch
 from staged_pool.api.commands.batch_sides import Side
+from staged_pool.api.signals import interrupts
 from staged_pool.stages.exception_groups import single_errors
 
 
@@ -57,7 +58,7 @@ async def run_batch(
 
 
 async def _obey_signals(stop: anyio.Event, running: anyio.CancelScope, outcome: Outcome) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with interrupts() as signals:
         async for number in signals:
             if stop.is_set():
                 running.cancel()

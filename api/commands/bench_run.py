@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from staged_pool.api.bench.progress import show_progress
 from staged_pool.api.bench.table import failures, render
 from staged_pool.api.commands.process import run
 from staged_pool.api.commands.process_config import Backend
+from staged_pool.api.signals import interrupts
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
 
@@ -85,6 +85,6 @@ async def _run(bench: Bench) -> None:
 
 
 async def _stop_on_signal(bench: Bench) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with interrupts() as signals:
         async for _ in signals:
             bench.stop()

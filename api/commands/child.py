@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
+from staged_pool.api.commands.process import EXIT_FAILED, errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.names import ENGINE
 from staged_pool.api.fleet.processes import Files
+from staged_pool.api.signals import leave_the_end_to_the_supervisor, write_stacks_on_signals
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
     from staged_pool.runtime.pipelines.file import PipelineFile  # imported when there is one
@@ -44,6 +46,8 @@ class ChildSettings:
 
 def main() -> None:
     """Run one child until it is told to end."""
+    write_stacks_on_signals()
+    leave_the_end_to_the_supervisor()
     settings: ChildSettings = pickle.load(sys.stdin.buffer)  # written by the parent of this process
     prepare_environment(offline=any(model.offline for model in settings.models))
     from staged_pool.api.commands import logs
@@ -54,6 +58,10 @@ def main() -> None:
             run(settings.process.backend, _program(settings))
     except click.exceptions.Exit as end:  # no command of Click's is around it
         sys.exit(end.exit_code)
+    except BaseException:  # noqa: BLE001  # also what would end the process with status 0, as SystemExit does
+        get_logger("staged_pool.fleet").exception("process.failed")
+        logs.drain()
+        sys.exit(EXIT_FAILED)
 
 
 def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:

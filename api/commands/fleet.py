@@ -62,7 +62,7 @@ def supervise(
     """
     from staged_pool.api.commands.child import ChildSettings
     from staged_pool.api.fleet.processes import Launch
-    from staged_pool.api.fleet.supervisor import Supervisor
+    from staged_pool.api.fleet.supervisor import Outside, Supervisor
 
     def settings(name: str, files: Files, others_serve: bool) -> bytes:
         return pickle.dumps(
@@ -78,7 +78,7 @@ def supervise(
         )
 
     supervisor = Supervisor(
-        Launch(module_command(CHILD), listener.fileno(), settings),
+        Outside(Launch(module_command(CHILD), listener.fileno(), settings)),
         fronts=process.api_servers,
         drain_s=server.drain_lead_s + max(model.drain_timeout_s for model in models),
         silent_s=max(model.watchdog_s for model in models),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib.util
 import os
 import re
@@ -16,6 +15,7 @@ import click
 from staged_pool.api.commands.process_config import Backend
 from staged_pool.api.commands.table import setting_named
 from staged_pool.api.process_memory import keep_freed_memory
+from staged_pool.api.signals import report_crashes, write_stacks_on_signals
 from staged_pool.runtime.threads.openmp import spin_briefly
 from staged_pool.stages.errors import ConfigError, StagedPoolError
 
@@ -28,9 +28,6 @@ SWITCH_INTERVAL_S: Final = 0.0002
 A forward takes the lock some dozens of times. With Python's 5 ms, each time could wait that long for an event loop that
 a client keeps busy, and all other requests would wait with it.
 """
-
-_STDERR: Final = 2
-"""File descriptor of the standard error stream."""
 
 
 def prepare_environment(*, offline: bool) -> None:
@@ -51,19 +48,11 @@ def prepare_environment(*, offline: bool) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def report_crashes() -> None:
-    """Write all stacks to stderr when a signal such as SIGSEGV ends the process.
-
-    They go to the descriptor, because a handler must not use Python's streams. A handler that is on already stays.
-    """
-    if not faulthandler.is_enabled():
-        faulthandler.enable(_STDERR)
-
-
 def run(backend: Backend, program: Callable[[], Awaitable[None]]) -> None:
-    """Run a program on an event loop, with a short switch interval between threads."""
+    """Run a program on an event loop, with our handlers and a short switch interval."""
     import anyio
 
+    write_stacks_on_signals()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     uvloop = backend == "asyncio" and importlib.util.find_spec("uvloop") is not None

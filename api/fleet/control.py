@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from contextlib import ExitStack, suppress
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import anyio
 import msgspec
@@ -26,6 +26,19 @@ class Drain(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """Child: it serves from now on."""
+
+
+class Others(msgspec.Struct, tag=True, frozen=True):
+    """Supervisor, to a front that is not ready: whether other fronts serve."""
+
+    serve: bool
+
+
+class Lost(msgspec.Struct, tag=True, frozen=True):
+    """Front: a line to the engine process has ended."""
+
+    number: int
+    """Number of the line."""
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -55,11 +68,14 @@ class Tell(msgspec.Struct, tag=True, frozen=True):
     body: bytes
 
 
-Order: TypeAlias = Drain | Ready | Loading | Beat | Ask | Tell
+Order: TypeAlias = Drain | Ready | Others | Lost | Loading | Beat | Ask | Tell
 
 _KIND: Final = 0
-_LINE: Final = b"L"
-"""Message that carries the end of a line: descriptors need a byte to travel with."""
+_NUMBER_BYTES: Final = 4
+"""Size of the message that carries the end of a line: its number."""
+
+BEHIND_BYTES: Final = 1 << 18
+"""Bytes that wait to be sent from which on no report is added to them: the other end stands still."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -83,6 +99,11 @@ class Control:
         """Send an order, without waiting."""
         self._link.post(_KIND, _encoder.encode(order))
 
+    def post_report(self, report: Beat | Loading) -> None:
+        """Send a report that the next one replaces. It is dropped while the other end reads nothing."""
+        if self._link.unsent_bytes < BEHIND_BYTES:
+            self.post(report)
+
     def _take(self, frame: Frame) -> None:
         try:
             order = _decoder.decode(frame.head)
@@ -92,33 +113,53 @@ class Control:
             handler(order)
 
 
-async def send_line(first: UnixStream, second: UnixStream) -> None:
+class Line(NamedTuple):
+    """One end of a line between a front and the engine process."""
+
+    number: int
+    stream: UnixStream
+    rings: Rings
+    """Its rings, whose descriptors the owner of the line closes."""
+
+
+async def send_line(number: int, first: UnixStream, second: UnixStream) -> None:
     """Make a line between two processes, and send each its end: a socket, and two rings in opposite directions.
 
     A process that has ended in the meantime gets nothing, and its peer a line that ends at once.
+
+    Raises:
+        OSError: The system has no descriptors or no memory for it.
     """
-    ours, theirs = socket.socketpair()
-    up, down = open_memory(RING_BYTES), open_memory(RING_BYTES)
-    try:
-        for child, files in ((first, (ours.fileno(), up, down)), (second, (theirs.fileno(), down, up))):
+    message = number.to_bytes(_NUMBER_BYTES, "big")
+    with ExitStack() as files:
+        ours, theirs = socket.socketpair()
+        files.callback(ours.close)
+        files.callback(theirs.close)
+        up, down = (_closed_after(files, open_memory(RING_BYTES)) for _ in range(2))
+        for child, ends in ((first, (ours.fileno(), up, down)), (second, (theirs.fileno(), down, up))):
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await child.send_files(_LINE, files)
-    finally:
-        ours.close()
-        theirs.close()
-        os.close(up)
-        os.close(down)
+                await child.send_files(message, ends)
 
 
-async def receive_line(handover: UnixStream) -> tuple[UnixStream, Rings] | None:
+def _closed_after(files: ExitStack, descriptor: int) -> int:
+    files.callback(os.close, descriptor)
+    return descriptor
+
+
+async def receive_line(handover: UnixStream) -> Line | None:
     """Wait for the end of a line from `send_line`.
 
     Returns:
-        Its socket, and the descriptors of its rings, which the caller closes. None: the supervisor is gone.
+        The end. None: the supervisor is gone.
     """
-    try:
-        files = await handover.receive_files(len(_LINE), 3)
-    except (anyio.EndOfStream, anyio.BrokenResourceError):
-        return None
-    end, written, read = files
-    return UnixStream(socket.socket(fileno=end)), Rings(written, read)
+    while True:
+        try:
+            message, files = await handover.receive_files(_NUMBER_BYTES, 3)
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return None
+        if len(files) == 3:
+            end, written, read = files
+            stream = UnixStream(socket.socket(fileno=end))
+            return Line(int.from_bytes(message, "big"), stream, Rings(written, read))
+        for each in files:  # this process may open no more of them; the peer finds that the line has ended
+            os.close(each)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +11,8 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Beat, Control, Drain, Loading, Ready, receive_line
+from staged_pool.api.fleet.control import Beat, Control, Drain, Line, Loading, Ready, receive_line
+from staged_pool.api.fleet.duties import go_on, obey
 from staged_pool.api.fleet.snapshot import snapshot
 from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
 from staged_pool.api.tracing.opening import traces_of
@@ -25,7 +25,6 @@ from staged_pool.runtime.engine.open_desk import open_desk
 from staged_pool.runtime.load_progress import LoadProgress, reporting_loads
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.remote.line import BEAT_S
-from staged_pool.runtime.remote.port import Rings
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
@@ -66,13 +65,14 @@ class _EngineProcess:
         self.tracer: Tracer | None = None
         """Writes the spans of batches. None: traces are off."""
         self._control: Control
+        self._has_served = False
 
     async def run(self, control: UnixStream, handover: UnixStream) -> None:
         self._control = Control(control, {Drain: lambda _: self._drain.set()})
         async with anyio.create_task_group() as background:
-            background.start_soon(self._run_control)
-            background.start_soon(self._beat)
-            background.start_soon(self._memory.watch)
+            background.start_soon(obey, self._control.run, lambda: self._has_served)
+            background.start_soon(go_on, self._beat)
+            background.start_soon(go_on, self._memory.watch)
             await anyio.to_thread.run_sync(self._memory.measure)
             async with self._loaded() as self._desk:
                 self._desk.on_batch = None if self.tracer is None else self.tracer.batch
@@ -83,11 +83,12 @@ class _EngineProcess:
                     card = engine.model.card
                     log.info("engine.ready", model=card.name, **card.summary)
                 async with anyio.create_task_group() as serving:
-                    serving.start_soon(self._take_fronts, handover, serving)
+                    serving.start_soon(go_on, self._take_fronts, handover, serving)
                     for engine in self._desk.engines:
                         serving.start_soon(self._watch, engine)
                     await self._drain.wait()
                     serving.cancel_scope.cancel()
+            self._has_served = True
             background.cancel_scope.cancel()
         await handover.aclose()
 
@@ -98,18 +99,19 @@ class _EngineProcess:
             async with open_desk(self._models, self._memory) as desk:
                 yield desk
 
-    async def _run_control(self) -> None:
-        await self._control.run()
-        os._exit(0)  # the supervisor is gone, and with it all fronts
-
     async def _take_fronts(self, handover: UnixStream, serving: TaskGroup) -> None:
         while (line := await receive_line(handover)) is not None:
-            serving.start_soon(self._serve, *line)
+            serving.start_soon(self._serve, line)
 
-    async def _serve(self, stream: UnixStream, rings: Rings) -> None:
+    async def _serve(self, line: Line) -> None:
+        """Serve a front until its line ends. An error of one line is no reason to leave the other fronts."""
         assert self._desk is not None
-        reason = await self._desk.serve(stream, rings)
-        log.info("front.left", reason=reason)
+        try:
+            reason = await self._desk.serve(line.stream, line.rings)
+        except Exception:
+            log.exception("front.failed")
+        else:
+            log.info("front.left", reason=reason)
 
     async def _watch(self, engine: DeviceEngine) -> None:
         raise DeviceLost(await engine.wait_broken())
@@ -119,11 +121,11 @@ class _EngineProcess:
         while True:
             desk = self._desk
             if desk is None:
-                self._control.post(Loading(self._progress.status))
+                self._control.post_report(Loading(self._progress.status))
             else:
                 desk.tell_states()
             engines = [] if desk is None else desk.engines
-            self._control.post(
+            self._control.post_report(
                 Beat(
                     snapshot(
                         {engine.model.card.name: engine.statistics() for engine in engines},

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from typing import Final
 
 import anyio
 
-from staged_pool.api.app.fleet import Gate
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Loading, Ready, Tell, receive_line
-from staged_pool.api.fleet.snapshot import snapshot
+from staged_pool.api.fleet.control import receive_line
+from staged_pool.api.fleet.duties import go_on, obey
+from staged_pool.api.fleet.front_control import FrontControl
+from staged_pool.api.fleet.snapshot import Snapshot, snapshot
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -21,14 +21,17 @@ from staged_pool.runtime.engine.open_front import open_front_engines
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.pipelines.file import PipelineFile
 from staged_pool.runtime.remote.line import BEAT_S, FrontLine
-from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.unix_stream import UnixStream
 
-ANSWER_S = 2.0
-"""Longest wait for a report of the supervisor, in seconds."""
+LAST_WORDS_S: Final = 1.0
+"""Longest wait at the end for the supervisor to read the last report, in seconds."""
+
+LOST_PAUSE_S: Final = 0.1
+"""Seconds between the end of a line and the wish for another one. The supervisor mostly finds the reason by then."""
 
 log = get_logger("staged_pool.fleet")
 
@@ -53,10 +56,13 @@ async def run_front(
         control: Control line to the supervisor.
         handover: Socket over which lines to the engine process come.
         others_serve: Leave connections to the other fronts until this one is ready.
+
+    Raises:
+        StagedPoolError: The front has ended, and nobody has asked for it.
     """
-    front = _Front(config, models, pipelines, others_serve=others_serve)
     with single_errors():
-        await front.run(listener, UnixStream(control), UnixStream(handover))
+        front = _Front(config, models, pipelines, UnixStream(control), others_serve=others_serve)
+        await front.run(listener, UnixStream(handover))
 
 
 class _Front:
@@ -65,107 +71,70 @@ class _Front:
         config: ServerConfig,
         models: Sequence[EngineConfig],
         pipelines: Sequence[PipelineFile],
+        control: UnixStream,
         *,
         others_serve: bool,
     ) -> None:
         self._line = FrontLine(StageOptions().clock)
         self._server = Server(config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self)
-        self.gate = Gate(is_open=not others_serve)
-        self._control: Control
-        self._drain = anyio.Event()
-        self._numbers = count(1)
-        self._asked: dict[int, tuple[anyio.Event, list[bytes]]] = {}
-
-    async def run(self, listener: socket.socket, control: UnixStream, handover: UnixStream) -> None:
-        follow_load = self._server.registry.follow_load
-        self._control = Control(
+        self._control = FrontControl(
             control,
-            {
-                Drain: lambda _: self._drain.set(),
-                Loading: lambda loading: follow_load(loading.status),
-                Tell: self._told,
-            },
+            others_serve=others_serve,
+            follow_load=self._server.registry.follow_load,
+            snapshot=self._snapshot,
         )
-        async with anyio.create_task_group() as background:
-            background.start_soon(self._run_control)
-            background.start_soon(self._beat)
-            background.start_soon(self._take_lines, handover)
-            background.start_soon(self._close_when_told)
-            await self._server.run(listener)
-            self._post_beat()
+        self.accepting = self._control.accepting
+        self.ready = self._control.ready
+        self.report = self._control.report
+        self._has_served = False
+
+    async def run(self, listener: socket.socket, handover: UnixStream) -> None:
+        async with anyio.create_task_group() as obeying:
+            obeying.start_soon(obey, self._control.run, lambda: self._has_served)
+            async with anyio.create_task_group() as background:
+                background.start_soon(go_on, self._beat)
+                background.start_soon(go_on, self._take_lines, handover)
+                background.start_soon(self._close_when_told)
+                await self._server.run(listener)
+                background.cancel_scope.cancel()
+            if not self._control.drain.is_set():
+                raise StagedPoolError("the front has ended, and nobody has asked for it")
+            self._has_served = True
             self._control.close()
-            background.cancel_scope.cancel()
-
-    async def report(self, name: str) -> bytes:
-        """Return a report on all processes.
-
-        Args:
-            name: `metrics`, `openmetrics` or `stages`.
-
-        Raises:
-            EngineStopped: The supervisor does not answer.
-        """
-        number, answer = next(self._numbers), (anyio.Event(), list[bytes]())
-        self._asked[number] = answer
-        self._post_beat()
-        self._control.post(Ask(number, name))
-        try:
-            with anyio.move_on_after(ANSWER_S):
-                await answer[0].wait()
-        finally:
-            del self._asked[number]
-        if not answer[1]:
-            raise EngineStopped("The supervisor of this server does not answer.")
-        return answer[1][0]
-
-    def _told(self, tell: Tell) -> None:
-        if (answer := self._asked.get(tell.number)) is not None:
-            answer[1].append(tell.body)
-            answer[0].set()
+            obeying.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
 
     @asynccontextmanager
     async def _open_engines(
         self, models: Sequence[EngineConfig], memory: MemoryGovernor
     ) -> AsyncIterator[Mapping[str, Engine]]:
-        """Open the engines of this front.
-
-        While the models load, it answers that they do. From the moment that they are loaded another front may be
-        ready, so this one takes no connections until it is, too.
-        """
+        """Open the engines of this front, once the engine process has loaded the models."""
         await self._line.welcomed.wait()
-        self.gate.close()
+        self.accepting.welcomed()
         async with open_front_engines(self._line, models, memory) as engines:
-            self._control.post(Ready())
             yield engines
 
-    async def _run_control(self) -> None:
-        await self._control.run()
-        os._exit(0)  # the supervisor is gone, and takes the engine process with it
-
     async def _take_lines(self, handover: UnixStream) -> None:
-        """Serve one line to the engine process after another."""
+        """Serve one line to the engine process after another, until the supervisor is gone."""
         while (line := await receive_line(handover)) is not None:
-            reason = await self._line.run(*line)
+            reason = await self._line.run(line.stream, line.rings)
             log.warning("engine.lost", reason=reason)
+            await anyio.sleep(LOST_PAUSE_S)
+            self._control.lost(line.number)
 
     async def _close_when_told(self) -> None:
-        await self._drain.wait()
+        await self._control.drain.wait()
         await self._server.close()
 
     async def _beat(self) -> None:
         while True:
-            self._post_beat()
+            self._control.beat()
             self._line.beat()
             await anyio.sleep(BEAT_S)
 
-    def _post_beat(self) -> None:
+    def _snapshot(self) -> Snapshot:
         registry = self._server.registry
-        self._control.post(
-            Beat(
-                snapshot(
-                    registry.statistics(),
-                    pipelines=registry.pipeline_statistics(),
-                    http=self._server.http_statistics(),
-                )
-            )
+        return snapshot(
+            registry.statistics(),
+            pipelines=registry.pipeline_statistics(),
+            http=self._server.http_statistics(),
         )

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
-from anyio.abc import Process
+import anyio.abc
 
 from staged_pool.api.fleet.control import Control
+from staged_pool.stages.link import Stream
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.unix_stream import UnixStream
 
 FIRST_PAUSE_S: Final = 0.1
-"""Pause before a process that has ended is started again; it doubles with each further end."""
+"""Pause before a process that has ended is started again."""
 
 LONGEST_PAUSE_S: Final = 5.0
-
-STEADY_S: Final = 30.0
-"""Seconds after whose end a process counts as steady: the next pause is the first one again."""
+"""Longest pause. It doubles with each further end of a process that never came to serve."""
 
 log = get_logger("staged_pool.fleet")
 
@@ -36,18 +35,38 @@ class Files:
     handover: int
 
 
+class Process(Protocol):
+    """A process of the operating system."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """End it at once. Does nothing if it has ended."""
+
+    async def wait(self) -> int:
+        """Wait for its end. Returns its exit code; negative: the number of a signal."""
+        ...
+
+    async def feed(self) -> None:
+        """Send it its settings."""
+
+    async def aclose(self) -> None:
+        """Close its files, after its end."""
+
+
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The way to start a child."""
+class Started:
+    """A process that was started, and the lines to it."""
 
-    command: Sequence[str]
-    listener: int
-    """Descriptor of the listening socket."""
-    settings: Callable[[str, Files, bool], bytes]
-    """Makes the settings of a child: from its name, its files, and True if others serve.
+    process: Process
+    control: Stream
+    handover: Any
+    """Takes the ends of lines to other children; see `Outside.send_line`."""
 
-    It reads them from its standard input.
-    """
+
+Start: TypeAlias = Callable[[str, bool], Awaitable[Started]]
+"""Starts the child of a name, and tells it whether others serve. Raises `OSError` if the system starts none."""
 
 
 class Child:
@@ -55,30 +74,36 @@ class Child:
 
     Args:
         name: Such as `front-1`.
-        process: The process.
-        control: Stream of its control line.
-        handover: Stream over which it gets its lines to other children.
+        started: Its process, and the lines to it.
         handlers: Functions that take its orders, by class.
+        others_serve: True if it was told that other fronts serve.
     """
 
     def __init__(
         self,
         name: str,
-        process: Process,
-        control: UnixStream,
-        handover: UnixStream,
+        started: Started,
         handlers: Mapping[type[Any], Callable[[Child, Any], object]],
+        *,
+        others_serve: bool,
     ) -> None:
         self.name = name
-        self.process = process
-        self.handover = handover
-        self.started_at = self.heard_at = time.monotonic()
+        self.process = started.process
+        self.handover = started.handover
+        self.others_serve = others_serve
         self.is_ready = False
-        self.control = Control(control, {cls: self._heard(take) for cls, take in handlers.items()})
+        self.silent_s = 0.0
+        """Seconds that the supervisor has watched it without a sign of life."""
+        self.line = 0
+        """Number of its line to `joined`."""
+        self.joined: Child | None = None
+        """The engine process that this front has a line to."""
+        self._started_at = anyio.current_time()
+        self.control = Control(started.control, {cls: self._heard(take) for cls, take in handlers.items()})
 
     def _heard(self, take: Callable[[Child, Any], object]) -> Callable[[Any], object]:
         def heard(order: Any) -> None:
-            self.heard_at = time.monotonic()
+            self.silent_s = 0.0
             take(self, order)
 
         return heard
@@ -86,21 +111,24 @@ class Child:
     @property
     def lived_s(self) -> float:
         """Seconds since its start."""
-        return time.monotonic() - self.started_at
+        return anyio.current_time() - self._started_at
 
     def kill(self) -> None:
         """End the process at once."""
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
 
-    async def wait(self) -> int:
-        """Serve its control line until it ends. Returns its exit code; negative: the number of a signal.
+    async def run(self) -> int:
+        """Send it its settings, and serve its control line until it ends.
 
         If cancelled, the process is killed.
+
+        Returns:
+            Its exit code; negative: the number of a signal.
         """
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.control.run)
+                tasks.start_soon(self.process.feed)
+                tasks.start_soon(self._serve)
                 code = await self.process.wait()
                 tasks.cancel_scope.cancel()
             return code
@@ -111,46 +139,76 @@ class Child:
                 await self.handover.aclose()
                 await self.process.aclose()
 
+    async def _serve(self) -> None:
+        """Serve the control line. A child whose orders cannot be handled is killed, and no other suffers."""
+        try:
+            await self.control.run()
+        except Exception:
+            log.exception("process.misunderstood", child=self.name)
+            self.kill()
 
-async def start(
-    name: str,
-    launch: Launch,
-    handlers: Mapping[type[Any], Callable[[Child, Any], object]],
-    *,
-    others_serve: bool,
-) -> Child:
-    """Start a child process, in a session of its own: signals of a terminal go to the supervisor alone."""
-    control, its_control = socket.socketpair()
-    handover, its_handover = socket.socketpair()
-    files = Files(launch.listener, its_control.fileno(), its_handover.fileno())
-    try:
-        process = await anyio.open_process(
-            list(launch.command),
-            stdin=-1,
-            stdout=None,
-            stderr=None,
-            pass_fds=(files.listener, files.control, files.handover),
-            start_new_session=True,
-        )
-    except BaseException:
-        control.close()
-        handover.close()
-        raise
-    finally:
-        its_control.close()
-        its_handover.close()
-    child = Child(
-        name,
-        process,
-        UnixStream(control),
-        UnixStream(handover),
-        handlers,
-    )
-    try:
-        assert process.stdin is not None
-        await process.stdin.send(launch.settings(name, files, others_serve))
-        await process.stdin.aclose()
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        pass  # it has ended already, and `wait` tells its exit code
-    log.info("process.started", child=name, pid=process.pid)
-    return child
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The way to start real children.
+
+    Each has a session of its own, so signals of a terminal go to the supervisor alone.
+    """
+
+    command: Sequence[str]
+    listener: int
+    """Descriptor of the listening socket."""
+    settings: Callable[[str, Files, bool], bytes]
+    """Makes the settings of a child: from its name, its files, and True if others serve.
+
+    It reads them from its standard input.
+    """
+
+    async def __call__(self, name: str, others_serve: bool) -> Started:
+        """Start a child process. It is not left behind if this is cancelled.
+
+        Raises:
+            OSError: The system has no room for it.
+        """
+        with ExitStack() as theirs, ExitStack() as ours:
+            streams: list[UnixStream] = []
+            numbers: list[int] = []
+            for _ in range(2):
+                own, its = socket.socketpair()
+                theirs.callback(its.close)
+                ours.callback(own.close)
+                streams.append(UnixStream(own))
+                numbers.append(its.fileno())
+            files = Files(self.listener, *numbers)
+            settings = self.settings(name, files, others_serve)
+            process = await anyio.open_process(
+                list(self.command),
+                stdin=-1,
+                stdout=None,
+                stderr=None,
+                pass_fds=(files.listener, files.control, files.handover),
+                start_new_session=True,
+            )
+            ours.pop_all()
+        return Started(_Process(process, settings), *streams)
+
+
+class _Process:
+    """A real process."""
+
+    def __init__(self, process: anyio.abc.Process, settings: bytes) -> None:
+        self._process = process
+        self._settings = settings
+        self.pid = process.pid
+        self.wait = process.wait
+        self.aclose = process.aclose
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+    async def feed(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it has ended, and `wait` tells its code
+            await self._process.stdin.send(self._settings)
+            await self._process.stdin.aclose()

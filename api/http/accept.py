@@ -14,7 +14,7 @@ import sniffio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config as HypercornConfig
 
-from staged_pool.api.app.fleet import Gate
+from staged_pool.api.app.fleet import Accepting
 from staged_pool.api.asgi import App
 from staged_pool.api.http.accept_loop import AcceptLoop
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
@@ -69,7 +69,11 @@ class Acceptor:
         )
 
     async def run(
-        self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float, gate: Gate | None = None
+        self,
+        listener: socket.socket,
+        until: Callable[[], Awaitable[None]],
+        grace_s: float,
+        accepting: Accepting | None = None,
     ) -> None:
         """Serve until `until` returns; then shut the connections down.
 
@@ -79,16 +83,16 @@ class Acceptor:
             listener: A non-blocking, listening socket; this method closes it.
             until: Returns when no more connections are to be accepted.
             grace_s: Seconds that connections have to end before they are cancelled.
-            gate: Accept only while it is open. None: accept always.
+            accepting: Decides when connections are accepted. None: always.
         """
-        server_state, gate = self._service.config.server_state, gate or Gate()
+        server_state = self._service.config.server_state
         async with anyio.create_task_group() as connections:
             loop = AcceptLoop(listener, partial(self._begin, connections), self._make_room)
             try:
-                async with anyio.create_task_group() as accepting:
-                    accepting.start_soon(loop.run, partial(_pass, gate))
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(loop.run, partial(_pass, accepting))
                     await until()
-                    accepting.cancel_scope.cancel()
+                    tasks.cancel_scope.cancel()
                 loop.accept_waiting()  # they would be reset; now they learn that the server ends
             finally:
                 listener.close()
@@ -114,12 +118,12 @@ class Acceptor:
         connections.start_soon(Connection(self._service, host).run, accepted)
 
 
-async def _pass(gate: Gate) -> bool:
-    """Pass a gate. Returns False if it was closed."""
-    was_open = gate.is_open
-    if not was_open:
-        await gate.wait()
-    return was_open
+async def _pass(accepting: Accepting | None) -> bool:
+    """Wait until connections may be accepted; see `AcceptLoop.run`."""
+    if accepting is None or accepting.is_on:
+        return True
+    await accepting.until_on()
+    return False
 
 
 def _asyncio() -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +25,12 @@ from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
-from staged_pool.api.http.process_setup import allow_files, dump_stacks_on_signals
+from staged_pool.api.http.process_setup import allow_files
 from staged_pool.api.http.tls import server_context
 from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.limits.server_state import GRACE_S, ServerState
 from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
+from staged_pool.api.signals import end_signals, write_stacks_on_signals
 from staged_pool.api.tracing.opening import traces_of
 from staged_pool.api.tracing.tracer import Tracer
 from staged_pool.api.wire.model_admin import base_of
@@ -43,7 +43,7 @@ from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error, single_errors
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.user_code import user_code
+from staged_pool.stages.user_code import run_guarded
 
 OVERDUE_S: Final = 3.0
 """Seconds added to the timeouts of a shutdown before the process is ended by force."""
@@ -137,7 +137,8 @@ class Server:
         self._owns_process = owns_process
         self._open_engines = open_engines
         self._stop_http = anyio.Event()
-        self._serving = anyio.CancelScope()
+        self._opening, self._serving = anyio.CancelScope(), anyio.CancelScope()
+        self._is_open = False
         self._failure: BaseException | None = None
         self._batches: Batches | None = None
         self._tracer: Tracer | None = None
@@ -146,9 +147,7 @@ class Server:
         self._lead_over = anyio.Event()
 
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
-        """Serve until `close()` is called or an engine fails.
-
-        Cancellation drops the requests in flight. To let them finish, call `close()`.
+        """Serve until `close()` is called or an engine fails. Cancellation drops the requests in flight.
 
         Args:
             listener: See `serve`.
@@ -241,26 +240,31 @@ class Server:
     async def _run_engine(self) -> None:
         try:
             await anyio.to_thread.run_sync(self.memory.measure)
-            async with user_code(), self.registry.loading(self._open_engines(self._models, self.memory)) as engines:
-                if self._owns_process:
-                    tune_garbage_collector()
-                    await anyio.to_thread.run_sync(release_memory_of_loading)
-                self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
-                if self._batches is not None:
-                    self._batches.runner.start()
-                if self._fleet is not None:
-                    self._fleet.gate.open()
-                for name, engine in engines.items():
-                    log.info("server.ready", model=name, **engine.card.summary)
-                with self._serving:
-                    async with anyio.create_task_group() as watching:
-                        for engine in engines.values():
-                            watching.start_soon(self._watch, engine)
-                        if self._admin is not None and isinstance(engines, EngineGroup):
-                            self._admin.users += users_of(self.registry, self._batches)
-                            watching.start_soon(self._admin.run, engines, self._watch)
+            with self._opening:
+                await run_guarded(self._serve_engines)
         except Exception as error:  # noqa: BLE001  # run() raises it after HTTP has shut down in order
             self._fail(only_error(error))
+
+    async def _serve_engines(self) -> None:
+        async with self.registry.loading(self._open_engines(self._models, self.memory)) as engines:
+            if self._owns_process:
+                tune_garbage_collector()
+                await anyio.to_thread.run_sync(release_memory_of_loading)
+            self._is_open = True
+            self.registry.open(*engines.values(), pipelines=built_on(engines, self._pipelines))
+            if self._batches is not None:
+                self._batches.runner.start()
+            if self._fleet is not None:
+                self._fleet.ready()
+            for name, engine in engines.items():
+                log.info("server.ready", model=name, **engine.card.summary)
+            with self._serving:
+                async with anyio.create_task_group() as watching:
+                    for engine in engines.values():
+                        watching.start_soon(self._watch, engine)
+                    if self._admin is not None and isinstance(engines, EngineGroup):
+                        self._admin.users += users_of(self.registry, self._batches)
+                        watching.start_soon(self._admin.run, engines, self._watch)
 
     async def _watch(self, engine: Engine) -> None:
         if reason := await engine.wait_broken():
@@ -298,13 +302,13 @@ class Server:
                 config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
                 quic.start_soon(Http3(app, self._config, self.state).run, quic_listener)
             acceptor = Acceptor(app, fast_path, config, self._tls)
-            gate = None if self._fleet is None else self._fleet.gate
-            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S, gate)
+            accepting = None if self._fleet is None else self._fleet.accepting
+            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S, accepting)
             await self._until_quiet()
             quic.cancel_scope.cancel()
         if self._admin is not None and self._admin.is_loading:
             self._end_process_after(GRACE_S, exit_code=0)  # nothing is in flight, and loading cannot be interrupted
-        self._serving.cancel()
+        (self._serving if self._is_open else self._opening).cancel()
 
     async def _until_quiet(self) -> None:
         """Wait for the HTTP/3 connections, the only ones left."""
@@ -323,9 +327,9 @@ class Server:
         return config
 
     async def _handle_signals(self) -> None:
-        dump_stacks_on_signals()
+        write_stacks_on_signals()
         async with anyio.create_task_group() as closing:
-            with anyio.open_signal_receiver(*ending_signals()) as signals:
+            with end_signals() as signals:
                 async for number in signals:
                     log.info("server.stopping", signal=number.name)
                     if self._is_closing or self.registry.leaving:
@@ -338,14 +342,6 @@ class Server:
             watchdog = threading.Timer(seconds, _end_process, (exit_code,))
             watchdog.daemon = True
             watchdog.start()
-
-
-def ending_signals() -> list[signal.Signals]:
-    """Return the signals that drain the server."""
-    names = ["SIGTERM", "SIGINT"]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
-        names.append("SIGHUP")
-    return [signal.Signals[name] for name in names]
 
 
 def _end_process(exit_code: int) -> None:

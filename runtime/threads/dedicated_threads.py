@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from operator import attrgetter
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -18,6 +17,12 @@ from staged_pool.stages.user_code import as_exception
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+WATCH_S: Final = 1.0
+"""Most seconds between two looks at a job with a limit."""
+
+WATCHES: Final = 8
+"""Fewest looks at a job before its limit is over."""
 
 
 class DedicatedThreads:
@@ -201,16 +206,20 @@ class DedicatedThreads:
     async def _wait_for(self, job: Job[A, T], timeout_s: float | None, *, shield: bool = True) -> None:
         """Wait for the end of a job. Its limit begins when a thread begins with it.
 
+        The limit is counted in steps, not by the clock: while the process stands still, so does the job.
+
         Raises:
             DeviceLost: It has run for too long.
         """
-        left_s = timeout_s
+        step_s = None if timeout_s is None else min(WATCH_S, timeout_s / WATCHES)
         while not job.done.is_set():
-            with anyio.move_on_after(left_s, shield=shield):
+            has_begun = job.worker is not None
+            with anyio.move_on_after(step_s, shield=shield):
                 await job.done.wait()
-            if not job.done.is_set() and job.worker is not None and timeout_s is not None:
-                left_s = job.began_at + timeout_s - time.monotonic()
-                if left_s <= 0:
+            if has_begun and step_s is not None and timeout_s is not None and not job.done.is_set():
+                job.watched_s += step_s
+                if job.watched_s >= timeout_s:
+                    assert job.worker is not None
                     self._lose(job.worker)
                     raise DeviceLost(f"the device did not answer within {timeout_s:g} s")
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -47,14 +46,13 @@ class Job(Generic[A, T]):
         self.done = wakeup()
         self.worker: Worker | None = None
         """The thread that has begun with it."""
-        self.began_at = 0.0
-        """Time at which it began, by `time.monotonic()`."""
+        self.watched_s = 0.0
+        """Seconds of its run in which somebody has watched its limit."""
         self.value: T
         self.error: BaseException | None = None
 
     def run(self, worker: Worker) -> None:
         """Run the call in the thread of a worker, and keep its value or error."""
-        self.began_at = time.monotonic()
         self.worker = worker
         try:
             self.value = self._function(self._argument)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import anyio
@@ -165,3 +168,47 @@ async def test_an_idle_thread_keeps_no_openmp_team() -> None:
             with anyio.fail_after(30):
                 while await anyio.to_thread.run_sync(shown) != shared - 1:
                     pass
+
+
+FROZEN = """
+import sys, threading, anyio
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.stages.errors import DeviceLost
+
+go = threading.Event()
+
+def call(_):
+    print("begun", flush=True)
+    go.wait()
+    return "answered"
+
+async def main():
+    async with DeviceThreads("frozen", watchdog_s=4.0).running() as device, anyio.create_task_group() as tasks:
+        async def thawed():
+            await anyio.to_thread.run_sync(sys.stdin.readline)
+            go.set()
+        tasks.start_soon(thawed)
+        try:
+            print(await device(call, None), flush=True)
+        except DeviceLost as error:
+            print(error, flush=True)
+            go.set()
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_process_that_stood_still_for_longer_than_the_limit_loses_no_device(backend: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FROZEN, backend], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5.0)  # the process is stopped meanwhile
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "answered\n"

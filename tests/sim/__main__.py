@@ -27,6 +27,7 @@ from tests.sim.world import to_json
 
 OTHER_WORLDS = {
     "batches": "batches beside other callers with little memory",
+    "fleet": "a supervisor and its processes",
     "lines": "fronts and an engine process",
     "pipes": "a pipeline on two engines",
     "plugins": "a plugin with bad hooks",

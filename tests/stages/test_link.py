@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from staged_pool.stages.link import Link
+from staged_pool.stages.link import MOST_UNREAD_BYTES, Link
 from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Frame, WireError
 
@@ -83,3 +83,40 @@ class _Kept:
     async def send(self, item: bytes) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+async def test_a_peer_that_reads_nothing_ends_the_link_beyond_a_bound() -> None:
+    link, peer = await pair(lambda _: None)
+    reasons: list[str] = []
+
+    async def run() -> None:
+        reasons.append(await link.run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while link.is_open:
+            link.post(1, b"", bytes(1 << 20))
+            assert link.unsent_bytes <= MOST_UNREAD_BYTES + (4 << 20), "what waits has no bound"
+            await anyio.wait_all_tasks_blocked()
+    peer.close()
+    (reason,) = reasons
+    assert "the peer reads nothing" in reason
+
+
+async def test_a_peer_that_reads_slowly_gets_more_than_the_bound() -> None:
+    got = 0
+
+    def take(frame: Frame) -> None:
+        nonlocal got
+        got += len(frame.raw)
+
+    left, right = await linked(lambda _: None, take)
+    whole = MOST_UNREAD_BYTES + (16 << 20)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(left.run)
+        for _ in range(whole >> 20):
+            left.post(1, b"", bytes(1 << 20))  # all of it before the peer can have read a byte
+        left.close()
+        assert await right.run() == "the peer closed it"
+    assert got == whole
+    assert left.unsent_bytes == 0

@@ -95,7 +95,8 @@ async def test_files_travel_with_a_message() -> None:
     read, write = os.pipe()
     async with ours, theirs, anyio.create_task_group() as tasks:
         tasks.start_soon(ours.send_files, b"L", (write, read))
-        written, taken = await theirs.receive_files(1, 2)
+        message, (written, taken) = await theirs.receive_files(1, 2)
+        assert message == b"L"
         assert [os.fstat(file).st_ino for file in (written, taken)] == [os.fstat(file).st_ino for file in (write, read)]
         assert not any(map(os.get_inheritable, (written, taken)))
     for file in (read, write, written, taken):
@@ -111,7 +112,7 @@ async def test_files_wait_for_room_and_for_their_message() -> None:
         await anyio.wait_all_tasks_blocked()
         while filled:
             filled -= len(await other.receive(filled))  # no more, or it might take the message without its file
-        (file,) = await other.receive_files(1, 1)
+        _, (file,) = await other.receive_files(1, 1)
         os.close(file)
 
 

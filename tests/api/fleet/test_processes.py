@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from staged_pool.api.commands.fleet import check_fleet
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
+from tests.chaos import kills
 from tests.models.tiny import build
 from tests.servers.process import ServerProcess, serve_command
 from tests.servers.tiny_models import folder
@@ -191,6 +193,95 @@ def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         server.wait_until(lambda: not any(map(_runs, pids)))
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_sigterm_while_the_engine_process_loads_ends_the_server_in_time_with_status_0(
+    backend: str, tmp_path: Path
+) -> None:
+    # Importing torch is the first part of a load, and this one never ends.
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'loads')!r}, 'w')\nimport time\ntime.sleep(3600)")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with ServerProcess(
+        flags("--backend", backend), tmp_path / "log", environment={"PYTHONPATH": path}, preloads=None
+    ) as server:
+        server.wait_until((tmp_path / "loads").exists, within_s=60)
+        server.wait_until(lambda: server.ask("/ready")[0] == 503, within_s=60)
+        pids = children(server).values()
+        assert server.end() == 0
+        assert "server.ended" not in server.log, "it was ended by force"
+        assert not any(map(_runs, pids))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_sigterm_while_children_are_started_ends_the_server_with_status_0(backend: str, tmp_path: Path) -> None:
+    with ServerProcess(flags("--backend", backend), tmp_path / "log") as server:
+        server.wait_until(lambda: bool(children(server)))  # the first of three
+        assert server.end() == 0
+        assert "server.ended" not in server.log, "it was ended by force"
+        assert not any(map(_runs, children(server).values()))
+
+
+IMPATIENT = """
+import sys
+from staged_pool.api.commands import logs
+from staged_pool.api.commands.fleet import supervise
+from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.listener import bind
+from staged_pool.runtime.config import EngineConfig
+
+logs.configure(format_="json", process="supervisor")
+model = EngineConfig(model=sys.argv[1], dtype="float32", torch_threads=1, preprocess_limit=1, watchdog_s=12.0)
+supervise(ProcessConfig(api_servers=2, log_format="json"), ServerConfig(port=0), [model], (), bind("127.0.0.1", 0))
+"""
+"""A server whose supervisor is impatient, which no flag of the command can make it."""
+
+
+def test_a_freeze_that_is_longer_than_the_watchdog_kills_no_child(tmp_path: Path) -> None:
+    with ServerProcess([sys.executable, "-c", IMPATIENT, str(folder("embedder"))], tmp_path / "log") as server:
+        server.wait_ready()
+        before = children(server)
+        frozen = [server.process.pid, *before.values()]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(14.0)  # all processes are stopped meanwhile
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        answers = [embed(server, TEXTS)[0] for _ in range(4)]
+        time.sleep(2.0)  # the supervisor has looked twice
+        assert children(server) == before
+        assert answers == [200] * 4
+
+
+def test_signals_to_any_process_of_a_server_kill_nothing(tmp_path: Path) -> None:
+    with ServerProcess(flags(), tmp_path / "log") as server:
+        server.wait_ready()
+        before = children(server)
+        for pid in (server.process.pid, *before.values()):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
+        for pid in before.values():  # as from a terminal, or a manager that tells all processes of a group
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+                os.kill(pid, number)
+        server.wait_until(lambda: server.log.count("most recent call first") >= 4)
+        assert {embed(server, TEXTS)[0] for _ in range(6)} == {200}
+        assert children(server) == before
+        assert server.end() == 0
+
+
+def test_children_that_are_killed_at_once_and_in_turn_leave_nobody_waiting(tmp_path: Path) -> None:
+    seen = kills.Seen()
+    with ServerProcess(flags(), tmp_path / "log") as server:
+        server.wait_ready()
+        order = ["front-1", "front-2", "front-1", "engine", "front-2", "front-1"]
+        kills.kill_all_of(server, order, seen, pause_s=0.0, seconds=300.0)
+        # Each front must take connections, not only one of them.
+        server.wait_until(lambda: _up(server) == 3)
+        assert {embed(server, TEXTS)[0] for _ in range(6)} == {200}
+        assert server.end() == 0
+    assert seen.late == []
+    assert seen.deaf_s == []
+
+
 def test_a_setting_that_cannot_work_ends_the_server_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with ServerProcess(
@@ -220,6 +311,11 @@ def test_a_model_that_only_its_load_finds_wrong_ends_the_server_with_one_line(tm
 def test_settings_that_need_one_process_are_rejected(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_fleet(2, ServerConfig(**settings), [EngineConfig()])
+
+
+def _up(server: ServerProcess) -> int:
+    """Return how many processes run and report."""
+    return sum(line.startswith("staged_pool_process_up") and line.endswith(" 1.0") for line in _metrics(server))
 
 
 def _runs(pid: int) -> bool:

@@ -1,0 +1,76 @@
+"""Lines between a front and the engine process: one that ends is missed, and replaced."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import anyio
+import pytest
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.fleet.control import Control, Lost, receive_line, send_line
+from staged_pool.api.fleet.front import _Front
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.unix_stream import UnixStream
+
+pytestmark = pytest.mark.anyio
+
+
+async def streams() -> tuple[UnixStream, UnixStream]:
+    ours, theirs = socket.socketpair()
+    return UnixStream(ours), UnixStream(theirs)
+
+
+async def test_a_front_whose_line_ends_asks_for_another_one_and_serves_it() -> None:
+    control, of_front = await streams()
+    front = _Front(ServerConfig(), [EngineConfig()], (), of_front, others_serve=False)
+    lost, heard = list[int](), anyio.Event()
+
+    def take(order: Lost) -> None:
+        lost.append(order.number)
+        heard.set()
+
+    supervisor = Control(control, {Lost: take})
+    to_front, handover = await streams()
+    to_engine, at_engine = await streams()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        tasks.start_soon(front._control.run)
+        tasks.start_soon(front._take_lines, handover)
+        for number in (7, 8):
+            heard = anyio.Event()
+            await send_line(number, to_front, to_engine)
+            line = await receive_line(at_engine)
+            assert line is not None
+            assert line.number == number
+            assert await line.stream.receive(), "the front says hello"
+            await line.stream.aclose()
+            for descriptor in line.rings:
+                os.close(descriptor)
+            with anyio.fail_after(10):
+                await heard.wait()
+        tasks.cancel_scope.cancel()
+    assert lost == [7, 8]
+    for stream in (to_front, handover, to_engine, at_engine):
+        await stream.aclose()
+
+
+async def test_an_end_of_which_a_part_is_missing_is_left_and_the_next_one_is_taken() -> None:
+    ours, theirs = await streams()
+    other, unused = await streams()
+    kept, passed = socket.socketpair()
+    kept.setblocking(False)
+    await ours.send_files((1).to_bytes(4, "big"), [passed.fileno()])  # the system has passed on one of three
+    passed.close()
+    await send_line(2, ours, other)
+    line = await receive_line(theirs)
+    assert line is not None
+    assert line.number == 2
+    assert kept.recv(1) == b"", "it is closed"
+    kept.close()
+    await line.stream.aclose()
+    for descriptor in line.rings:
+        os.close(descriptor)
+    for stream in (ours, theirs, other, unused):
+        await stream.aclose()

@@ -1,0 +1,1 @@
+"""Worlds of a server of several processes: the real supervisor, and fronts and engine processes that die and freeze."""
