@@ -95,8 +95,8 @@ class UserCode:
         if isinstance(error, Exception | KeyboardInterrupt | GeneratorExit) or was_asked_for(error):
             return
         if _is_cancellation(error):
-            if not self._is_own_task and _native_cancels() > self._cancels:
-                return  # the host has cancelled the task of the caller, by asyncio's own means
+            if _native_cancels() > self._cancels and (not self._is_own_task or _loop_is_ending()):
+                return  # the host has cancelled the task of the caller, or all tasks, by asyncio's own means
             _forget_native_cancels(self._cancels)
             raise Panic(type(error).__name__, STRAY) from error
         raise as_exception(error) from error
@@ -118,8 +118,8 @@ def user_code(*, is_own_task: bool = True) -> UserCode:
     operator's. So does a cancellation of an awaiting block by a scope around it.
 
     Args:
-        is_own_task: The block runs in a task of ours, which nobody but scopes cancels. False: it runs in the task of a
-            caller, which a host may cancel by asyncio's own means, such as `asyncio.timeout`.
+        is_own_task: The block runs in a task of ours, which nobody but scopes cancels, and the end of the event loop.
+            False: it runs in the task of a caller, which a host may cancel by asyncio's own means.
     """
     return UserCode(is_own_task=is_own_task)
 
@@ -145,6 +145,11 @@ def _native_cancels() -> int:
     if sniffio.current_async_library() != "asyncio" or (task := asyncio.current_task()) is None:
         return 0
     return task.cancelling()
+
+
+def _loop_is_ending() -> bool:
+    """Return True if all tasks are cancelled, as `asyncio.run` does at its end."""
+    return all(task.cancelling() for task in asyncio.all_tasks())
 
 
 def _forget_native_cancels(down_to: int) -> None:

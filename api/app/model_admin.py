@@ -121,7 +121,7 @@ class ModelAdmin:
         record = ModelRecord(name=name, config=wanted.config, pinned=pinned, state="loading")
         self._records.append(record)
         log.info("model.load_asked", model=name)
-        self._tasks.start_soon(self._load, record)
+        self._tasks.start_soon(self._load, record, record.done)
         return record
 
     def remove(self, name: str) -> ModelRecord:
@@ -147,7 +147,7 @@ class ModelAdmin:
             message = f"`{name}` is the only model, and a server without one answers nothing: load another one first"
             raise HttpError(status.IN_USE, message)
         self._set_aside([record])
-        self._tasks.start_soon(self._unload, record)
+        self._tasks.start_soon(self._unload, record, record.done)
         return record
 
     async def wait(self, record: ModelRecord, wait_s: float) -> bool:
@@ -156,13 +156,14 @@ class ModelAdmin:
         Raises:
             EngineStopped: The server drains.
         """
+        done = record.done
         with anyio.move_on_after(wait_s):
             async with anyio.create_task_group() as waiting:
-                for event in (record.done, self._stopping):
+                for event in (done, self._stopping):
                     waiting.start_soon(_cancel_after, event, waiting.cancel_scope)
-        if not record.done.is_set() and self._stopping.is_set():
+        if not done.is_set() and self._stopping.is_set():
             raise EngineStopped("The server drains, and the operation ends with it.", retry_after_s=RETRY_AFTER_S)
-        return record.done.is_set()
+        return done.is_set()
 
     def _settled(self, name: str) -> ModelRecord | None:
         """Return the model that serves under a name; None if there is none.
@@ -187,14 +188,14 @@ class ModelAdmin:
             return f"the plugin {next(iter(engine.plugins))} uses it until the server ends"
         return next((user for users in self.users if (user := users(engine)) is not None), None)
 
-    async def _load(self, record: ModelRecord) -> None:
+    async def _load(self, record: ModelRecord, done: anyio.Event) -> None:
         try:
             async with self._turn:
                 loaded = await self._loaded(record)
                 if loaded is not None:
                     await self._switch(record, *loaded)
         finally:
-            record.done.set()
+            done.set()
 
     async def _loaded(self, record: ModelRecord) -> tuple[Engine, Sequence[ModelRecord]] | None:
         """Load a model. Returns its engine, and the models that must leave for it. None: the load failed."""
@@ -227,9 +228,9 @@ class ModelAdmin:
         self._tasks.start_soon(self._watch, engine)
         async with anyio.create_task_group() as leaving:
             for each in (*old, *victims):
-                leaving.start_soon(self._unload, each)
+                leaving.start_soon(self._unload, each, each.done)
 
-    async def _unload(self, record: ModelRecord) -> None:
+    async def _unload(self, record: ModelRecord, done: anyio.Event) -> None:
         """Unload a model that gets no requests any more. Those in flight have the drain timeout."""
         engine = record.engine
         if engine is None:
@@ -243,7 +244,7 @@ class ModelAdmin:
         del engine
         await anyio.to_thread.run_sync(collect_garbage)
         log.info("model.unloaded", model=record.name)
-        record.done.set()
+        done.set()
 
     def _ready(self) -> Iterator[ModelRecord]:
         return (record for record in self._records if record.state == "ready")

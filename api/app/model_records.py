@@ -38,7 +38,7 @@ class ModelRecord:
     problem: Problem | None = None
     """Reason of a failed load."""
     done: anyio.Event = field(default_factory=anyio.Event)
-    """Set when its load or its removal has ended."""
+    """Set when the operation that began last has ended. Each operation, and each waiter for it, keeps its own one."""
 
     def to(self, state: State) -> None:
         """Enter a state now."""

@@ -48,7 +48,7 @@ def inputs(model: Encoder) -> Iterator[ModelInput]:
                 yield ModelInput(Video.of_frames(frames), outputs)
                 said = ({"role": "user", "content": ("first", Image(FILES[0]), Video.of_frames(frames, fps=0.5))},)
                 yield ModelInput(TextInput(Chat(said), add_special_tokens=False), outputs)
-    if _OF_CHUNKS.issuperset(card.pooling.split("+")):
+    if "text" in card.lanes and _OF_CHUNKS.issuperset(card.pooling.split("+")):
         for text in ("One chunk. Two chunks. Three.", LONG):
             yield ModelInput(TextInput(text), DENSE_ONLY, chunk_ends=(10, 20, len(text)), may_split=text == LONG)
 

@@ -78,6 +78,8 @@ def flags_of_tools() -> set[str]:
     for path in (*ROOT.glob("perf/**/*.py"), *ROOT.glob("tests/**/__main__.py"), *ROOT.glob("tests/*/[a-z]*.py")):
         text = path.read_text()
         found |= {*FLAG.findall(text)}
+        for name in re.findall(r'^    "(\w+)": "', text, re.MULTILINE):  # kinds of worlds of the simulator
+            found.add(f"--{name}")
         for name in re.findall(r"^    (\w+): Annotated\[", text, re.MULTILINE):
             found |= {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
     return found

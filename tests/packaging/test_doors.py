@@ -31,6 +31,7 @@ OF_CALLERS: Final[Mapping[str, str]] = {
     "api/app/plugin_routes.py: engine.process": "a task that a plugin has begun for no request keeps the value",
     "runtime/engine/engine_api.py: self.submit": "methods of Python: the caller has the arrays once they return",
     "runtime/engine/plugin_api.py: self.engine_of(plugin).submit_data": "the same",
+    "runtime/workers/pool.py: self._machine.process": "no engine: it starts a process",
     "runtime/pipelines/steps.py: self.engine.submit_data": "a value between two stages; a window bounds their number",
 }
 """Calls without one: the engine counts until they return, and the value is the caller's."""

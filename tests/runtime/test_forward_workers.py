@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import engine_group
+from staged_pool.runtime.engine import model_loading
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.engine.run import run_engine
@@ -97,7 +97,7 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
 ) -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
-    monkeypatch.setattr(engine_group, "_load", lambda models, memory, progress, sharing: [model])
+    monkeypatch.setattr(model_loading, "_load", lambda *given: [model])
     async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
         stage = batch_stages(engine)["text"]
         tasks.start_soon(engine.embed, "runs")
@@ -115,7 +115,7 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
 async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
-    monkeypatch.setattr(engine_group, "_load", lambda models, memory, progress, sharing: [model])
+    monkeypatch.setattr(model_loading, "_load", lambda *given: [model])
     async with open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
         stage = batch_stages(engine)["text"]
         for number in range(8):
@@ -130,7 +130,7 @@ async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.Monkey
 
 async def test_every_thread_is_warmed_up_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LetterModel(card=replace(CARD, forward_workers=2, launched_ahead=1))
-    monkeypatch.setattr(engine_group, "_load", lambda models, memory, progress, sharing: [model])
+    monkeypatch.setattr(model_loading, "_load", lambda *given: [model])
     async with open_engine(EngineConfig()):
         assert sorted(model.warmed_up) == [("text", f"staged-pool device {number}") for number in range(4)]
 

@@ -65,6 +65,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "target_delay_s": (["--target-delay", "3.5"], 3.5),
     "memory_limit_bytes": (["--memory-limit", "3500M"], 3_500_000_000),
     "drain_timeout_s": (["--drain-timeout", "31"], 31.0),
+    "load_timeout_s": (["--load-timeout", "31"], 31.0),
 }
 """By setting: its flags, and the value that they set, which is not the default."""
 

@@ -6,13 +6,15 @@ import os
 import socket
 
 import anyio
+import msgspec
 import pytest
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Control, Lost, receive_line, send_line
+from staged_pool.api.fleet.control import Ask, Control, Lost, receive_line, send_line
 from staged_pool.api.fleet.front import _Front
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.unix_stream import UnixStream
+from staged_pool.stages.wire import frame
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +76,13 @@ async def test_an_end_of_which_a_part_is_missing_is_left_and_the_next_one_is_tak
         os.close(descriptor)
     for stream in (ours, theirs, other, unused):
         await stream.aclose()
+
+
+async def test_an_order_that_is_no_text_ends_the_control_line_with_its_reason() -> None:
+    ours, theirs = await streams()
+    order = msgspec.msgpack.encode(Ask(1, "metrics")).replace(b"metrics", b"\xff" * 7)
+    async with ours:
+        for part in frame(0, order):
+            await ours.send(part)
+        with anyio.fail_after(60):
+            assert "cannot be read" in await Control(theirs, {Ask: print}).run()
