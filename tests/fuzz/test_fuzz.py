@@ -15,5 +15,5 @@ def nothing_blocks_the_event_loop() -> None:
 
 
 def test_every_answer_is_as_described_and_nothing_is_accepted_that_is_not(tmp_path: Path) -> None:
-    cases, _ = fuzz(tmp_path, examples=10, seed=1, phases=("examples", "fuzzing"))
-    assert cases > 200
+    cases, _ = fuzz(tmp_path, examples=6, seed=1, phases=("examples", "fuzzing"))
+    assert cases > 150

@@ -227,11 +227,11 @@ async def test_a_slow_client_is_answered_408_and_others_are_served_meanwhile(tmp
 
 async def test_a_client_that_sends_steadily_may_take_longer_than_the_timeout(tmp_path: Path) -> None:
     body = form(b"x" * 400_000)
-    async with receiving(tmp_path, body_timeout_s=0.4) as (served, _), await served.connect() as stream:
+    async with receiving(tmp_path, body_timeout_s=1.5) as (served, _), await served.connect() as stream:
         await stream.send(head(len(body)))
         for start in range(0, len(body), 66_000):
             await stream.send(body[start : start + 66_000])
-            await anyio.sleep(0.1)  # the test is about time: 0.7 s in all
+            await anyio.sleep(0.25)  # the test is about time: 1.75 s in all
         assert statuses(await read_answer(stream)) == [200]
 
 

@@ -31,20 +31,21 @@ async def test_the_client_may_send_its_next_request_much_later(
     monkeypatch.setattr(controller, "EXPECTED_S", 60.0)  # after one rejection, the door rejects before the engine
     gate, config = Gate(), EngineConfig(max_requests=1)
     async with serving(LetterModel(on_forward=gate), engine=config, head_timeout_s=HEAD_TIMEOUT_S) as served:
-        async with await served.connect() as busy, await served.connect() as stream:
+        head = request_.index(b"\r\n\r\n") + 4
+        cut = head + int(part * (len(request_) - head))
+        async with await served.connect() as busy:
             await busy.send(EMBED)
             await gate.arrived()
             async with await served.connect() as other:
                 await other.send(EMBED)
                 assert statuses(await read_answer(other)) == [429]
-            head = request_.index(b"\r\n\r\n") + 4
-            cut = head + int(part * (len(request_) - head))
-            await stream.send(request_[:cut])
-            if cut < len(request_):
-                await stream.send(request_[cut:])
-            assert statuses(await read_answer(stream)) == [429]
-            await anyio.sleep(3 * HEAD_TIMEOUT_S)
-            gate.open()
-            assert statuses(await read_answer(busy)) == [200]
-            await stream.send(EMBED)
-            assert statuses(await read_answer(stream)) == [200]
+            async with await served.connect() as stream:  # from here on, the server waits for its head
+                await stream.send(request_[:cut])
+                if cut < len(request_):
+                    await stream.send(request_[cut:])
+                assert statuses(await read_answer(stream)) == [429]
+                await anyio.sleep(3 * HEAD_TIMEOUT_S)
+                gate.open()
+                assert statuses(await read_answer(busy)) == [200]
+                await stream.send(EMBED)
+                assert statuses(await read_answer(stream)) == [200]

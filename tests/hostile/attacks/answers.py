@@ -28,7 +28,7 @@ def slow_readers_of_token_vectors(target: Target) -> Counts:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.sendall(head + body)
         readers.append(reader)
-    while not target.time_is_up:
+    for _ in target.rounds():
         for reader in readers:
             reader.setblocking(False)
             try:

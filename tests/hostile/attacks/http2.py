@@ -50,7 +50,7 @@ def _flood(target: Target, make: Callable[[], bytes]) -> Counts:
     wire = make()
 
     def flood() -> None:
-        while not target.time_is_up:
+        for _ in target.rounds():
             seen["connections"] += 1
             try:
                 with _connect(target) as connection:
@@ -128,7 +128,7 @@ def large_table(target: Target) -> Counts:
     seen: Counter[str] = Counter()
     with _connect(target, struct.pack(">HI", 1, 2**30)) as connection:
         stream = 1
-        while not target.time_is_up:
+        for _ in target.rounds():
             heads = [_head("/health", stream + 2 * k, ends=True, x_request_id=f"{stream}-{k}") for k in range(50)]
             connection.sendall(b"".join(heads) + _frame(WINDOW_UPDATE, b"\0\x10\0\0"))
             stream += 100
@@ -153,7 +153,7 @@ def shut_windows(target: Target) -> Counts:
     seen: Counter[str] = Counter()
     body = json.dumps({"input": ["word"] * 200}).encode()
     connections: list[socket.socket] = []
-    while not target.time_is_up:
+    for _ in target.rounds():
         try:
             connection = _connect(target, struct.pack(">HI", 4, 0))
             connections.append(connection)

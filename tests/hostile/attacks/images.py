@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import io
+import itertools
 import json
 import struct
 import threading
@@ -93,7 +94,7 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> Counts:
 
     def ask(first: int) -> None:
         names = list(bodies)
-        for place in range(first, first + 10**6):
+        for place, _ in zip(itertools.count(first), target.rounds(), strict=False):
             connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=120)
             try:
                 connection.request("POST", "/v1/embeddings", bodies[names[place % len(names)]], headers)
@@ -104,8 +105,6 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> Counts:
                 seen[type(error).__name__] += 1
             finally:
                 connection.close()
-            if target.time_is_up:
-                return
 
     threads = [threading.Thread(target=ask, args=(place,)) for place in range(THREADS)]
     for thread in threads:

@@ -26,7 +26,7 @@ def many_large_bodies(target: Target) -> Counts:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ATTACKER_KEY}"}
 
     def send() -> None:
-        while not target.time_is_up:
+        for _ in target.rounds():
             connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=60)
             try:
                 connection.request("POST", "/embed", body, headers)

@@ -65,7 +65,7 @@ class _Client:
 def unfinished_handshakes(target: Target) -> Counts:
     """Send one datagram from each of many ports."""
     seen: Counter[str] = Counter()
-    while not target.time_is_up:
+    for _ in target.rounds():
         client = _Client(target)
         seen["datagrams"] += client.send()
         client.close()
@@ -75,7 +75,7 @@ def unfinished_handshakes(target: Target) -> Counts:
 def _flood(target: Target, ask: Callable[[_Client, H3Connection], None]) -> Counts:
     """Do the same on connection after connection, each as long as the server answers it."""
     seen: Counter[str] = Counter()
-    while not target.time_is_up:
+    for _ in target.rounds():
         client = _Client(target)
         http = H3Connection(client.quic)
         seen["connections"] += 1

@@ -25,7 +25,7 @@ def hold(target: Target, sent: bytes, drop: bytes) -> Counts:
     """Hold many connections open with a byte now and then; replace those that end."""
     seen: Counter[str] = Counter()
     held: list[socket.socket] = []
-    while not target.time_is_up:
+    for _ in target.rounds():
         while len(held) < CONNECTIONS and (seen["connections"] < CONNECTIONS or not target.time_is_up):
             try:
                 client = connect(target)
@@ -79,7 +79,7 @@ def announce(target: Target, head: bytes, *, sends: bool) -> Counts:
             client.settimeout(0.05)
             with suppress(OSError):  # it is rejected before all is sent
                 client.sendall(bytes(LARGE - 1))
-    while not target.time_is_up:
+    for _ in target.rounds():
         for client in held:
             client.setblocking(False)
             with suppress(OSError):
