@@ -125,7 +125,7 @@ class Entrance:
             case Reservation():
                 return waiting.outcome
             case None:
-                late = f"The request found no room in the engine within {timeout_s:g} s."
+                late = "The time limit of the request passed before there was room for it in the engine."
                 raise DeadlineExceeded(late, stage=ADMISSION)
             case error:
                 raise detached(error)

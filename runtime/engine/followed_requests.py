@@ -126,7 +126,8 @@ class FollowedRequests:
                     await self._stages.enter(arrival)
                     await ticket.wait_settled()
                 if not ticket.settled:
-                    late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
+                    # `timeout_s` is what was left of the limit, and may be below 0: it is no number for the caller.
+                    late = f"The time limit of the request passed; it was in the {ticket.stage} stage."
                     ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
             return await ticket.wait()
         finally:

@@ -274,7 +274,7 @@ class FrontLine:
             del self._asked[request]
         if not asked.woken.is_set():
             self.leave(request)
-            late = f"The request was not admitted within {timeout_s:g} s: the engine process does not answer."
+            late = "The time limit of the request passed before the engine process had admitted it."
             raise DeadlineExceeded(late, stage=ADMISSION)
         if asked.error is not None:
             raise detached(asked.error)

@@ -22,7 +22,7 @@ from staged_pool.runtime.remote.messages import ModelTerms
 from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages.batch_parts import NearbyWork
 from staged_pool.stages.channel import Channel, Sender
-from staged_pool.stages.errors import EngineStopped, StagedPoolError
+from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, EngineStopped, StagedPoolError
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Item, Ticket
@@ -108,6 +108,7 @@ class RemoteModel:
     ) -> None:
         self._line = line
         self._number = number
+        self._clock = clock
         self._credits = config.channel_capacity
         self.secret = terms.secret
         self.row_limits = RowLimits(terms.card)
@@ -152,7 +153,8 @@ class RemoteModel:
         Raises:
             StagedPoolError: It is not admitted.
         """
-        await self._line.wait_for_engine(arriving.timeout_s)
+        if self.is_away:
+            arriving = await self._wait_for_engine(arriving)
         self.check_open()
         request = await self._line.ask(self._number, arriving, waits=waits)
         reservation = self.account.try_enter(
@@ -165,6 +167,21 @@ class RemoteModel:
         reservation.waits = waits
         self._numbers[reservation] = request
         return reservation
+
+    async def _wait_for_engine(self, arriving: Arriving) -> Arriving:
+        """Wait for an engine process that is away. Returns the request with the time that is left to it.
+
+        Raises:
+            DeadlineExceeded: No time is left.
+            EngineStopped: The engine process has not come back.
+        """
+        late_at = self._clock() + arriving.timeout_s
+        await self._line.wait_for_engine(arriving.timeout_s)
+        if (left_s := late_at - self._clock()) <= 0:
+            raise DeadlineExceeded(
+                "The time limit of the request passed; the engine process was away.", stage=ADMISSION
+            )
+        return arriving._replace(timeout_s=left_s)
 
     def leave(
         self, reservation: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0, rejected: bool = False

@@ -113,7 +113,7 @@ async def test_who_leaves_while_it_waits_frees_its_place_in_the_queue() -> None:
 
 async def test_a_deadline_passes_while_a_request_waits_for_room() -> None:
     async with busy_engine() as (engine, _):
-        with pytest.raises(DeadlineExceeded, match=r"found no room in the engine within 0\.05 s") as failure:
+        with pytest.raises(DeadlineExceeded, match="before there was room for it in the engine") as failure:
             await engine.submit(
                 lambda: EmbedRequest(inputs=(TextInput("late"),)), lambda result: result, timeout_s=0.05, waits=True
             )

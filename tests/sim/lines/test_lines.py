@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,24 @@ BLOCK = 25
 BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 2 * BLOCK, BLOCK)]
 """`python -m tests.sim --lines` runs more."""
 
+KEPT: dict[str, dict[str, Any]] = {
+    "answered late, after a wait for the engine process": {
+        "fronts": 2,
+        "requests": [{}, {"front": 1}, {"arrives_at": 0.013, "timeout_s": 0.017}, {}],
+        "ends": [{"at": 0.012}],
+        "absent_s": 0.002,
+        "wire_ticks": 2,
+    },
+    "admitted late, after a wait for the engine process": {
+        "requests": [{"arrives_at": 0.013, "timeout_s": 0.002}],
+        "ends": [{"at": 0.011}, {"at": 0.002}],
+        "absent_s": 0.0,
+        "waiting_tokens": 1,
+        "wire_ticks": 1,
+    },
+}
+"""Worlds that have failed once, by what was wrong."""
+
 FRONT: Any = front_desk._Front
 
 
@@ -55,6 +74,14 @@ def test_every_request_has_one_right_outcome_and_both_accounts_are_empty(backend
     assert not left
     assert outcomes["answered"] > outcomes.total() / 4, "these worlds are too hostile to prove anything"
     assert outcomes["EngineStopped"] > 0, "nothing ends in these worlds"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fault", KEPT)
+def test_a_world_that_has_failed_fails_no_more(fault: str, backend: Backend) -> None:
+    with prepared():
+        assert not run_lines(from_json(KEPT[fault]), backend).violations
+        collect_garbage()
 
 
 def test_a_world_reads_back_from_its_json() -> None:
@@ -180,6 +207,14 @@ def time_to_be_let_in_is_not_counted() -> Any:
     return mock.patch.object(RemoteModel, "is_immediate", True)
 
 
+def time_without_an_engine_process_is_not_counted() -> Any:
+    async def wait(self: RemoteModel, arriving: Any) -> Any:
+        await self._line.wait_for_engine(arriving.timeout_s)
+        return arriving
+
+    return mock.patch.object(RemoteModel, "_wait_for_engine", wait)
+
+
 def waiting_requests_cannot_leave() -> Any:
     original = FRONT._leave
 
@@ -270,6 +305,7 @@ BUGS: dict[Callable[[], Any], int] = {
     errors_name_no_input: 8,
     items_of_ended_requests_are_kept: 0,
     time_to_be_let_in_is_not_counted: 1,
+    time_without_an_engine_process_is_not_counted: 1003268,
     waiting_requests_cannot_leave: 44,
     places_of_requests_that_left_while_they_were_let_in_are_kept: 125,
     reports_of_a_dead_front_stay: 6,
@@ -277,11 +313,13 @@ BUGS: dict[Callable[[], Any], int] = {
     a_wrong_number_of_a_front_is_an_error_of_the_engine_process: 6,
     the_account_of_a_front_that_lied_is_kept: 6,
 }
-"""Bugs, each with a seed that has noticed it; after a change of the worlds others may."""
+"""Bugs, each with a seed that has noticed it; after a change of the worlds others may, or one of those in `KEPT`."""
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_noticed(bug: Callable[[], Any]) -> None:
     with prepared(), bug():
-        assert any(run_lines(draw(seed), BACKENDS[seed % 2]).violations for seed in (BUGS[bug], *range(200)))
+        seeds = (run_lines(draw(seed), BACKENDS[seed % 2]) for seed in (BUGS[bug], *range(200)))
+        kept = (run_lines(from_json(world), backend) for world in KEPT.values() for backend in BACKENDS)
+        assert any(report.violations for report in chain(seeds, kept))
         collect_garbage()
