@@ -61,11 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--coverage", action="store_true", help="which lines of the engine the seeds never reach")
-    parser.add_argument("--verbose", action="store_true", help="with --seed or --world: print what happens")
+    parser.add_argument("--verbose", action="store_true", help="with --seed or --world of an engine: print what happens")
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:
         kind = _kind(options)
+        if options.verbose and kind.name:
+            parser.error(f"--verbose: worlds of --{kind.name} keep no trace; leave it out")
         given = to_json(kind.draw(options.seed)) if options.world is None else json.loads(options.world.read_text())
         return _one(kind, given, options.backend, verbose=options.verbose, whole=options.whole)
     if options.mutants:
@@ -80,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
 class Kind:
     """A kind of worlds, and the way to run them."""
 
+    name: str
+    """Its flag; empty for the worlds of an engine."""
     draw: Callable[[int], Any]
     run: Callable[..., Report]
     """JSON of a world, and the backend."""
@@ -91,8 +95,8 @@ def _kind(options: argparse.Namespace) -> Kind:
         if getattr(options, name):  # imported only then: a server takes longer to import than the engine
             plan = importlib.import_module(f"tests.sim.{name}.plan")
             running = importlib.import_module(f"tests.sim.{name}.running")
-            return Kind(plan.draw, getattr(running, f"run_{name}_json"), getattr(running, f"run_{name}_block"))
-    return Kind(draw, run_json, run_block)
+            return Kind(name, plan.draw, getattr(running, f"run_{name}_json"), getattr(running, f"run_{name}_block"))
+    return Kind("", draw, run_json, run_block)
 
 
 def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
@@ -173,7 +177,7 @@ def _many(kind: Kind, start: int, seeds: int, backend: Backend | None, jobs: int
             failures += len(failed)
             for report in failed:
                 _print(progress.console, report)
-                progress.console.print(f"  {report.command}")
+                progress.console.print(f"  {report.command(kind.name)}")
                 if failures <= SHRUNK and not report.violations[0].startswith("something was left"):
                     with prepared():
                         _print_world(progress.console, kind, to_json(kind.draw(report.seed)), report, whole=False)

@@ -51,9 +51,14 @@ class Report:
     own_errors: tuple[str, ...] = ()
     """Errors of `OWN_ERRORS` that were raised in a mutant's own code."""
 
-    @property
-    def command(self) -> str:
-        return f"python -m tests.sim --seed {self.seed} --backend {self.backend} --verbose"
+    def command(self, world: str = "") -> str:
+        """Return the command that repeats it.
+
+        Args:
+            world: Its kind, such as `lines`; empty for an engine, whose run can be printed in every detail.
+        """
+        how = f"--{world}" if world else "--verbose"
+        return f"python -m tests.sim --seed {self.seed} --backend {self.backend} {how}"
 
 
 @contextlib.contextmanager

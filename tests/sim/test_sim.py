@@ -33,7 +33,7 @@ def nothing_blocks_the_event_loop() -> None:
 
 
 def shown(failed: list[Report]) -> str:
-    return "\n".join(f"{violation}\n  {report.command}" for report in failed for violation in report.violations)
+    return "\n".join(f"{violation}\n  {report.command()}" for report in failed for violation in report.violations)
 
 
 @pytest.mark.parametrize(("backend", "first"), BLOCKS)
