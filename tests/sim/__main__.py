@@ -61,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--coverage", action="store_true", help="which lines of the engine the seeds never reach")
-    parser.add_argument("--verbose", action="store_true", help="with --seed or --world of an engine: print what happens")
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --seed or --world of an engine: print what happens"
+    )
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:

@@ -32,8 +32,8 @@ def nothing_blocks_the_event_loop() -> None:
     """Do not watch for blocking calls: the simulator has no sockets, threads or real time."""
 
 
-def shown(failed: list[Report]) -> str:
-    return "\n".join(f"{violation}\n  {report.command()}" for report in failed for violation in report.violations)
+def shown(failed: list[Report], world: str = "") -> str:
+    return "\n".join(f"{violation}\n  {report.command(world)}" for report in failed for violation in report.violations)
 
 
 @pytest.mark.parametrize(("backend", "first"), BLOCKS)
@@ -46,7 +46,7 @@ def test_every_request_has_one_right_outcome_whatever_happens(backend: Backend, 
 @pytest.mark.parametrize(("backend", "first"), [(BACKENDS[n % 2], n * 50) for n in range(2)])
 def test_every_request_that_is_whole_is_answered_whatever_the_connections_do(backend: Backend, first: int) -> None:
     _, failed, outcomes = run_web_block((range(first, first + 50), backend))
-    assert not failed, shown(failed)
+    assert not failed, shown(failed, "web")
     assert outcomes["answered"] > 100, "these connections ask too little to prove anything"
 
 
