@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--coverage", action="store_true", help="which lines of the engine the seeds never reach")
-    parser.add_argument("--verbose", action="store_true", help="with --seed or --world: print what happens")
+    parser.add_argument("--verbose", action="store_true", help="with --seed or --world of an engine: what happens")
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:
@@ -80,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
 class Kind:
     """A kind of worlds, and the way to run them."""
 
+    name: str
+    """Empty: worlds of an engine, the only ones that tell what happens in them."""
     draw: Callable[[int], Any]
     run: Callable[..., Report]
     """JSON of a world, and the backend."""
@@ -91,8 +93,8 @@ def _kind(options: argparse.Namespace) -> Kind:
         if getattr(options, name):  # imported only then: a server takes longer to import than the engine
             plan = importlib.import_module(f"tests.sim.{name}.plan")
             running = importlib.import_module(f"tests.sim.{name}.running")
-            return Kind(plan.draw, getattr(running, f"run_{name}_json"), getattr(running, f"run_{name}_block"))
-    return Kind(draw, run_json, run_block)
+            return Kind(name, plan.draw, getattr(running, f"run_{name}_json"), getattr(running, f"run_{name}_block"))
+    return Kind("", draw, run_json, run_block)
 
 
 def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
@@ -101,7 +103,7 @@ def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whol
     failed = False
     with prepared():
         for each in (backend,) if backend is not None else BACKENDS:
-            report = kind.run(given, each, verbose=verbose) if verbose else kind.run(given, each)
+            report = kind.run(given, each, verbose=True) if verbose and not kind.name else kind.run(given, each)
             for line in report.trace:
                 console.print(line, markup=False)
             _print(console, report)
@@ -116,6 +118,13 @@ def _print(console: Console, report: Report) -> None:
         console.print(violation, markup=False, style="red")
     outcomes = ", ".join(f"{count} {kind}" for kind, count in report.outcomes.most_common())
     console.print(f"seed {report.seed} on {report.backend}: {'FAILED' if report.violations else 'ok'} ({outcomes})")
+
+
+def _command(kind: Kind, report: Report) -> str:
+    """Return the command that repeats a failure."""
+    if not kind.name:
+        return report.command
+    return f"python -m tests.sim --{kind.name} --seed {report.seed} --backend {report.backend}"
 
 
 def _print_world(console: Console, kind: Kind, world: Any, report: Report, *, whole: bool) -> None:
@@ -173,7 +182,7 @@ def _many(kind: Kind, start: int, seeds: int, backend: Backend | None, jobs: int
             failures += len(failed)
             for report in failed:
                 _print(progress.console, report)
-                progress.console.print(f"  {report.command}")
+                progress.console.print(f"  {_command(kind, report)}")
                 if failures <= SHRUNK and not report.violations[0].startswith("something was left"):
                     with prepared():
                         _print_world(progress.console, kind, to_json(kind.draw(report.seed)), report, whole=False)
