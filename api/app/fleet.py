@@ -20,13 +20,11 @@ class Accepting:
 
     While it does not, they stay in the queue of the listening socket, for any front that does. The decision is made of
     two facts at the moment that it is asked for: the phase of this front, and whether others serve.
-
-    Args:
-        others_serve: Another front serves.
     """
 
-    def __init__(self, *, others_serve: bool) -> None:
-        self._others_serve = others_serve
+    def __init__(self) -> None:
+        self._others_serve = True
+        """True also until the supervisor has told: what held when this front was started may be long out of date."""
         self._phase = _Phase.LOADING
         self._changes = Changes()
 

@@ -40,8 +40,6 @@ class ChildSettings:
     models: Sequence[EngineConfig]
     pipelines: Sequence[PipelineFile]
     files: Files
-    others_serve: bool
-    """True for a front that starts while others serve."""
 
 
 def main() -> None:
@@ -82,7 +80,6 @@ def _program(settings: ChildSettings) -> Callable[[], Awaitable[None]]:
         listener=listener,
         control=control,
         handover=handover,
-        others_serve=settings.others_serve,
     )
 
 

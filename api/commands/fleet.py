@@ -64,7 +64,7 @@ def supervise(
     from staged_pool.api.fleet.processes import Launch
     from staged_pool.api.fleet.supervisor import Outside, Supervisor
 
-    def settings(name: str, files: Files, others_serve: bool) -> bytes:
+    def settings(name: str, files: Files) -> bytes:
         return pickle.dumps(
             ChildSettings(
                 name=name,
@@ -73,7 +73,6 @@ def supervise(
                 models=models,
                 pipelines=pipelines,
                 files=files,
-                others_serve=others_serve,
             )
         )
 

@@ -7,6 +7,8 @@ would pass before the first of it is. So these waits are made of steps, and a fr
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
@@ -26,9 +28,37 @@ Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 
 async def sleep_awake(seconds: float, sleep: Sleep = anyio.sleep) -> None:
     """Sleep for some seconds in which this process runs."""
-    steps = max(STEPS, math.ceil(seconds / STEP_S))
+    steps = _steps(seconds)
     for _ in range(steps):
         await sleep(seconds / steps)
+
+
+def call_awake_after(
+    seconds: float, function: Callable[[], object], sleep: Callable[[float], object] = time.sleep
+) -> threading.Thread:
+    """Call a function in a thread after some seconds in which this process runs.
+
+    The thread keeps no process alive.
+
+    Args:
+        seconds: The seconds.
+        function: The function.
+        sleep: Sleeps for some seconds by the clock.
+    """
+
+    def wait() -> None:
+        steps = _steps(seconds)
+        for _ in range(steps):
+            sleep(seconds / steps)
+        function()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def _steps(seconds: float) -> int:
+    return max(STEPS, math.ceil(seconds / STEP_S))
 
 
 @asynccontextmanager

@@ -24,12 +24,16 @@ class Drain(msgspec.Struct, tag=True, frozen=True):
     """Supervisor: finish the requests in flight, and end."""
 
 
+class Listening(msgspec.Struct, tag=True, frozen=True):
+    """Front: it can accept connections, and has to know whether other fronts serve."""
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """Child: it serves from now on."""
 
 
 class Others(msgspec.Struct, tag=True, frozen=True):
-    """Supervisor, to a front that is not ready: whether other fronts serve."""
+    """Supervisor, to a front that is listening and not ready: whether other fronts serve."""
 
     serve: bool
 
@@ -68,7 +72,7 @@ class Tell(msgspec.Struct, tag=True, frozen=True):
     body: bytes
 
 
-Order: TypeAlias = Drain | Ready | Others | Lost | Loading | Beat | Ask | Tell
+Order: TypeAlias = Drain | Listening | Ready | Others | Lost | Loading | Beat | Ask | Tell
 
 _KIND: Final = 0
 _NUMBER_BYTES: Final = 4

@@ -44,7 +44,6 @@ async def run_front(
     listener: socket.socket,
     control: socket.socket,
     handover: socket.socket,
-    others_serve: bool,
 ) -> None:
     """Serve until the supervisor orders the end, and the requests in flight are answered.
 
@@ -55,13 +54,12 @@ async def run_front(
         listener: The listening socket, which other fronts have, too.
         control: Control line to the supervisor.
         handover: Socket over which lines to the engine process come.
-        others_serve: Leave connections to the other fronts until this one is ready.
 
     Raises:
         StagedPoolError: The front has ended, and nobody has asked for it.
     """
     with single_errors():
-        front = _Front(config, models, pipelines, UnixStream(control), others_serve=others_serve)
+        front = _Front(config, models, pipelines, UnixStream(control))
         await front.run(listener, UnixStream(handover))
 
 
@@ -72,14 +70,11 @@ class _Front:
         models: Sequence[EngineConfig],
         pipelines: Sequence[PipelineFile],
         control: UnixStream,
-        *,
-        others_serve: bool,
     ) -> None:
         self._line = FrontLine(StageOptions().clock)
         self._server = Server(config, models, open_engines=self._open_engines, pipelines=pipelines, fleet=self)
         self._control = FrontControl(
             control,
-            others_serve=others_serve,
             follow_load=self._server.registry.follow_load,
             snapshot=self._snapshot,
         )

@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 
 from staged_pool.api.app.fleet import Accepting
-from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Loading, Lost, Others, Ready, Tell
+from staged_pool.api.fleet.control import Ask, Beat, Control, Drain, Listening, Loading, Lost, Others, Ready, Tell
 from staged_pool.api.fleet.snapshot import Snapshot
 from staged_pool.runtime.load_progress import LoadStatus
 from staged_pool.stages.errors import EngineStopped
@@ -24,7 +24,6 @@ class FrontControl:
 
     Args:
         stream: Control line to the supervisor.
-        others_serve: Other fronts served when this one was started.
         follow_load: Takes the state of the load in the engine process.
         snapshot: Takes a snapshot of this process.
     """
@@ -33,11 +32,10 @@ class FrontControl:
         self,
         stream: Stream,
         *,
-        others_serve: bool,
         follow_load: Callable[[LoadStatus | None], object],
         snapshot: Callable[[], Snapshot],
     ) -> None:
-        self.accepting = Accepting(others_serve=others_serve)
+        self.accepting = Accepting()
         """Decides when this front accepts connections."""
         self.drain = anyio.Event()
         """Set once this front has to drain."""
@@ -54,6 +52,8 @@ class FrontControl:
             },
         )
         self.run = self._control.run
+        # The answer comes behind all earlier orders, so it is not out of date when it is read.
+        self._control.post(Listening())
 
     def ready(self) -> None:
         """Accept connections from now on, and tell the supervisor so."""

@@ -65,8 +65,8 @@ class Started:
     """Takes the ends of lines to other children; see `Outside.send_line`."""
 
 
-Start: TypeAlias = Callable[[str, bool], Awaitable[Started]]
-"""Starts the child of a name, and tells it whether others serve. Raises `OSError` if the system starts none."""
+Start: TypeAlias = Callable[[str], Awaitable[Started]]
+"""Starts the child of a name. Raises `OSError` if the system starts none."""
 
 
 class Child:
@@ -76,7 +76,6 @@ class Child:
         name: Such as `front-1`.
         started: Its process, and the lines to it.
         handlers: Functions that take its orders, by class.
-        others_serve: True if it was told that other fronts serve.
     """
 
     def __init__(
@@ -84,13 +83,12 @@ class Child:
         name: str,
         started: Started,
         handlers: Mapping[type[Any], Callable[[Child, Any], object]],
-        *,
-        others_serve: bool,
     ) -> None:
         self.name = name
         self.process = started.process
         self.handover = started.handover
-        self.others_serve = others_serve
+        self.others_serve: bool | None = None
+        """True if the last order to it said that other fronts serve. None: it has not asked yet."""
         self.is_ready = False
         self.silent_s = 0.0
         """Seconds that the supervisor has watched it without a sign of life."""
@@ -158,13 +156,10 @@ class Launch:
     command: Sequence[str]
     listener: int
     """Descriptor of the listening socket."""
-    settings: Callable[[str, Files, bool], bytes]
-    """Makes the settings of a child: from its name, its files, and True if others serve.
+    settings: Callable[[str, Files], bytes]
+    """Makes the settings of a child, which it reads from its standard input: from its name and its files."""
 
-    It reads them from its standard input.
-    """
-
-    async def __call__(self, name: str, others_serve: bool) -> Started:
+    async def __call__(self, name: str) -> Started:
         """Start a child process. It is not left behind if this is cancelled.
 
         Raises:
@@ -180,7 +175,7 @@ class Launch:
                 streams.append(UnixStream(own))
                 numbers.append(its.fileno())
             files = Files(self.listener, *numbers)
-            settings = self.settings(name, files, others_serve)
+            settings = self.settings(name, files)
             process = await anyio.open_process(
                 list(self.command),
                 stdin=-1,

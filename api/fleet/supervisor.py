@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from staged_pool.api.fleet import names
 from staged_pool.api.fleet.awake import Sleep, move_on_awake_after
-from staged_pool.api.fleet.control import Ask, Beat, Drain, Loading, Lost, Others, Ready, Tell, send_line
+from staged_pool.api.fleet.control import Ask, Beat, Drain, Listening, Loading, Lost, Others, Ready, Tell, send_line
 from staged_pool.api.fleet.duties import go_on
 from staged_pool.api.fleet.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Start
 from staged_pool.api.fleet.reports import Reports
@@ -82,6 +82,7 @@ class Supervisor:
         self._stopping = anyio.Event()
         self._exit_code = 0
         self._handlers: Mapping[type[Any], Callable[[Child, Any], object]] = {
+            Listening: self._take_listening,
             Ready: self._take_ready,
             Lost: self._take_lost,
             Loading: lambda _, loading: self._pass_on(loading),
@@ -141,13 +142,12 @@ class Supervisor:
         Returns:
             Its exit code, None if the system could not start it; and True if it has come to serve.
         """
-        others_serve = self._others_serve(name)
         try:
-            started = await self._outside.start(name, others_serve)
+            started = await self._outside.start(name)
         except OSError as error:
             log.error("process.not_started", child=name, reason=str(error))
             return None, False
-        child = Child(name, started, self._handlers, others_serve=others_serve)
+        child = Child(name, started, self._handlers)
         log.info("process.started", child=name, pid=started.process.pid)
         self._reports.started(name)
         self._children[name] = child
@@ -164,11 +164,13 @@ class Supervisor:
     def _note(self) -> None:
         """Tell unready fronts, and all tasks of the supervisor, that the children have changed."""
         for front in self._running_fronts():
-            others_serve = self._others_serve(front.name)
-            if not front.is_ready and others_serve != front.others_serve:
-                front.others_serve = others_serve
-                front.control.post(Others(others_serve))
+            if not front.is_ready and front.others_serve not in (None, self._others_serve(front.name)):
+                self._tell_of_others(front)
         self._changes.note()
+
+    def _tell_of_others(self, front: Child) -> None:
+        front.others_serve = self._others_serve(front.name)
+        front.control.post(Others(front.others_serve))
 
     def _running_fronts(self) -> list[Child]:
         return [child for name, child in self._children.items() if name != names.ENGINE]
@@ -212,6 +214,9 @@ class Supervisor:
                     child.kill()
 
     # ---- orders and reports of children ----
+
+    def _take_listening(self, child: Child, _: Listening) -> None:
+        self._tell_of_others(child)
 
     def _take_ready(self, child: Child, _: Ready) -> None:
         child.is_ready = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Final, TypeAlias
 
 import anyio
@@ -19,6 +19,7 @@ from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.model_users import users_of
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.fleet.awake import call_awake_after
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
@@ -337,11 +338,9 @@ class Server:
                     closing.start_soon(self.close)
 
     def _end_process_after(self, seconds: float, *, exit_code: int) -> None:
-        """End the process by force after `seconds`. A thread does it, since the event loop may hang."""
+        """End the process by force after `seconds` in which it runs. A thread does it: the event loop may hang."""
         if self._owns_process:
-            watchdog = threading.Timer(seconds, _end_process, (exit_code,))
-            watchdog.daemon = True
-            watchdog.start()
+            call_awake_after(seconds, partial(_end_process, exit_code))
 
 
 def _end_process(exit_code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
@@ -12,7 +13,7 @@ from staged_pool.ray.door import Door, walk_in
 from staged_pool.ray.registry import LineRegistry
 from staged_pool.runtime.engine.open_front import FrontParts, run_front_engines
 from staged_pool.runtime.engine.spread_engine import SpreadEngine
-from staged_pool.runtime.remote.line import FrontLine, ModelsChanged
+from staged_pool.runtime.remote.line import BEAT_S, FrontLine, ModelsChanged
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.stage import StageOptions
 
@@ -103,9 +104,16 @@ class Lines:
             self._registry.join(engines.values(), line)
             self._joined.set()
             log.info("engine.joined", replica=door.replica)
-            await _first(ended, self._closing, *(engine.wait_broken for engine in engines.values()))
+            broken = [engine.wait_broken for engine in engines.values()]
+            await _first(ended, self._closing, partial(_beat, line), *broken)
             if not self._closing.is_set():
                 self._registry.part(engines.values())
+
+
+async def _beat(line: FrontLine) -> None:
+    while True:
+        await anyio.sleep(BEAT_S)
+        line.beat()
 
 
 async def _first(*events: anyio.Event | Callable[[], Awaitable[object]]) -> None:

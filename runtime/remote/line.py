@@ -34,7 +34,7 @@ BEAT_S: Final = 0.5
 """Seconds between two reports of the engine process."""
 
 SILENT_S: Final = 2 * BEAT_S
-"""Seconds without a report after which a front is not ready."""
+"""Seconds without a report after which a front is not ready, by its own beats: a freeze of it is no silence."""
 
 PATIENCE_S: Final = 0.5
 """Longest wait of a request for an engine process that is away.
@@ -77,7 +77,8 @@ class FrontLine:
         self.terms: Sequence[ModelTerms] = ()
         self.load_s = FIRST_LOAD_S
         """Seconds between the end of the last line and the welcome of the next one."""
-        self._ended_at = self._heard_at = clock()
+        self._ended_at = clock()
+        self._silent_s = 0.0
         self._came_back = anyio.Event()
         """Set once a line that had ended is up again."""
         self._numbers = count(1)
@@ -114,7 +115,7 @@ class FrontLine:
         self.load_s = self._clock() - self._ended_at
         self.terms = message.models
         self._port = port
-        self._heard_at = self._clock()
+        self._silent_s = 0.0
         port.take(
             {
                 messages.Admitted: lambda message, _: self._answer(message.request, None),
@@ -169,13 +170,12 @@ class FrontLine:
 
     def silence(self) -> str | None:
         """Return the reason if the engine process has said nothing for too long; else None."""
-        silent_s = self._clock() - self._heard_at
-        if self._port is None or silent_s <= SILENT_S:
+        if self._port is None or self._silent_s <= SILENT_S:
             return None
-        return f"the engine process has said nothing for {silent_s:.1f} s"
+        return f"the engine process has said nothing for {self._silent_s:.1f} s"
 
     def _take_state(self, message: messages.State) -> None:
-        self._heard_at = self._clock()
+        self._silent_s = 0.0
         if self._is_open(message):
             self._model(message).take_state(message)
         self._states[message.model] = message
@@ -234,7 +234,8 @@ class FrontLine:
             self._port.close()
 
     def beat(self) -> None:
-        """Do what must be done from time to time: give back shared memory that is read."""
+        """Count silence, and give back shared memory that is read. Call it every `BEAT_S`."""
+        self._silent_s += BEAT_S
         if self._port is not None:
             self._port.give_back()
 

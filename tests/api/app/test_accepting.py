@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_front_that_began_to_wait_before_the_welcome_accepts_once_it_is_ready() -> None:
-    accepting = Accepting(others_serve=True)
+    accepting = Accepting()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(accepting.until_on)
@@ -24,7 +24,7 @@ async def test_a_front_that_began_to_wait_before_the_welcome_accepts_once_it_is_
 
 
 async def test_a_front_that_starts_accepts_while_nobody_else_serves() -> None:
-    accepting = Accepting(others_serve=True)
+    accepting = Accepting()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(accepting.until_on)
@@ -35,11 +35,13 @@ async def test_a_front_that_starts_accepts_while_nobody_else_serves() -> None:
 
 
 async def test_a_front_that_is_ready_accepts_whatever_others_do() -> None:
-    accepting, decisions = Accepting(others_serve=False), list[bool]()
+    accepting, decisions = Accepting(), list[bool]()
 
     def decide() -> None:
         decisions.append(accepting.is_on)
 
+    decide()  # it does not know of the others yet
+    accepting.tell(others_serve=False)
     decide()  # it answers that the models load
     accepting.welcomed()
     decide()
@@ -47,4 +49,4 @@ async def test_a_front_that_is_ready_accepts_whatever_others_do() -> None:
     for others_serve in (True, False):
         accepting.tell(others_serve=others_serve)
         decide()
-    assert decisions == [True, False, True, True]
+    assert decisions == [False, True, False, True, True]

@@ -22,7 +22,6 @@ def ending(settings):
 child._program = ending
 settings = child.ChildSettings(
     name="front-1", process=ProcessConfig(), server=ServerConfig(), models=[], pipelines=[], files=Files(0, 0, 0),
-    others_serve=False,
 )
 sys.stdin = io.TextIOWrapper(io.BytesIO(pickle.dumps(settings)))
 child.main()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from staged_pool.api.fleet.awake import STEP_S, move_on_awake_after, sleep_awake
+from staged_pool.api.fleet.awake import STEP_S, call_awake_after, move_on_awake_after, sleep_awake
 from tests.sim import clock as virtual
 from tests.sim.clock import BACKENDS, Backend
 from tests.sim.fleet.doubles import jump
@@ -38,6 +38,21 @@ def test_a_freeze_uses_up_one_step_of_a_limit_at_most(backend: Backend) -> None:
         assert not limit.cancelled_caught
 
     run(program, backend)
+
+
+def test_a_freeze_uses_up_one_step_of_a_call_at_most() -> None:
+    clock, ran, freezes, calls = [0.0], [0.0], [1000.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        """Sleep as the system does: a sleep within which the process is frozen is over as the freeze ends."""
+        clock[0] += seconds
+        ran[0] += 0.0 if clock[0] == 3 * STEP_S else seconds
+        if clock[0] == 3 * STEP_S:
+            clock[0] += freezes.pop()
+
+    call_awake_after(5.0, lambda: calls.append(ran[0]), sleep).join(10)
+    assert not freezes, "it was frozen"
+    assert calls == [5.0 - STEP_S]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Ask, Control, Lost, receive_line, send_line
+from staged_pool.api.fleet.control import Ask, Control, Listening, Lost, Others, receive_line, send_line
 from staged_pool.api.fleet.front import _Front
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.unix_stream import UnixStream
@@ -26,7 +26,7 @@ async def streams() -> tuple[UnixStream, UnixStream]:
 
 async def test_a_front_whose_line_ends_asks_for_another_one_and_serves_it() -> None:
     control, of_front = await streams()
-    front = _Front(ServerConfig(), [EngineConfig()], (), of_front, others_serve=False)
+    front = _Front(ServerConfig(), [EngineConfig()], (), of_front)
     lost, heard = list[int](), anyio.Event()
 
     def take(order: Lost) -> None:
@@ -56,6 +56,25 @@ async def test_a_front_whose_line_ends_asks_for_another_one_and_serves_it() -> N
     assert lost == [7, 8]
     for stream in (to_front, handover, to_engine, at_engine):
         await stream.aclose()
+
+
+async def test_a_front_asks_whether_others_serve_and_accepts_only_when_it_knows() -> None:
+    ours, theirs = await streams()
+    front = _Front(ServerConfig(), [EngineConfig()], (), theirs)
+    accepting, asked = front.accepting, list[bool]()
+
+    def answer(_: Listening) -> None:
+        asked.append(accepting.is_on)
+        supervisor.post(Others(False))
+
+    supervisor = Control(ours, {Listening: answer})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.run)
+        tasks.start_soon(front._control.run)
+        with anyio.fail_after(10):
+            await accepting.until_on()
+        tasks.cancel_scope.cancel()
+    assert asked == [False]
 
 
 async def test_an_end_of_which_a_part_is_missing_is_left_and_the_next_one_is_taken() -> None:

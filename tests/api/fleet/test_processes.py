@@ -159,10 +159,11 @@ def test_an_engine_process_that_hangs_is_not_ready_within_two_seconds(server: Se
     engine = children(server)["engine"]
     os.kill(engine, signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        server.wait_until(lambda: server.ask("/ready")[0] == 503)
+        began, answer = time.monotonic(), server.ask("/ready")
+        while answer[0] == 200 and time.monotonic() - began < 10:
+            answer = server.ask("/ready")
         assert time.monotonic() - began < 2.5
-        assert "has said nothing" in server.ask("/ready")[1]["reason"]
+        assert "has said nothing" in answer[1]["reason"]  # the other front may count its last beat a moment later
         assert server.ask("/health")[0] == 200
     finally:
         os.kill(engine, signal.SIGCONT)

@@ -18,6 +18,7 @@ from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.front_desk import FrontDesk
 from staged_pool.runtime.remote import messages
+from staged_pool.runtime.remote.line import BEAT_S, SILENT_S
 from staged_pool.runtime.remote.port import IN_FRAME_BYTES, RING_BYTES, Port
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import (
@@ -59,6 +60,19 @@ async def test_requests_of_two_fronts_share_one_device_and_get_their_own_rows() 
         await until(lambda: device.statistics().admission.requests == 0)
         assert device.statistics().admission.tokens == 0
         assert not any(device.admission.in_flight.fed.values())
+
+
+async def test_silence_of_the_engine_process_is_counted_in_beats_and_a_freeze_of_the_front_is_none() -> None:
+    async with fronts_on(LetterModel()) as (engines, _, desk, (front,)):
+        line, clock = front.line, front.line._clock
+        line._clock = lambda: clock() + 1000.0  # it has stood still
+        seen = list[str | None]()
+        for _ in range(round(SILENT_S / BEAT_S) + 1):
+            line.beat()
+            seen.append(engines[0].stall)
+        assert seen == [None, None, "the engine process has said nothing for 1.5 s"]
+        desk.tell_states()
+        await until(lambda: not engines[0].stall)
 
 
 def at_rest(front: Joined, engine: Engine, device: DeviceEngine) -> bool:

@@ -12,9 +12,12 @@ from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import trio
 
+from staged_pool.api.fleet.control import Order, Ready
 from staged_pool.stages.changes import Changes
+from staged_pool.stages.wire import FrameReader
 from tests.sim.fleet.plan import SILENT_S
 from tests.sim.lines.plan import LineWorld
 from tests.sim.lines.wire import SimStream, joined
@@ -23,6 +26,8 @@ KILLED = -9
 LOOP_S = 0.6
 """Seconds between two reports of a child, and their way."""
 
+_orders = msgspec.msgpack.Decoder(Order)
+
 
 def jump(seconds: float) -> None:
     """Let all clocks move on while nothing runs, as in a container that is paused."""
@@ -30,10 +35,28 @@ def jump(seconds: float) -> None:
     clock._now += seconds
 
 
+class Machine:
+    """All processes together, which may be paused: then the clocks move on while nothing runs."""
+
+    def __init__(self) -> None:
+        self._pauses: list[tuple[float, float]] = []
+        """Start and length of each, by the clock."""
+
+    def pause(self, for_s: float) -> None:
+        self._pauses.append((anyio.current_time(), for_s))
+        jump(for_s)
+
+    def ran_s(self, at: float | None = None) -> float:
+        """Return the seconds that it has run until a time of the clock: until now if that is None."""
+        until = anyio.current_time() if at is None else at
+        return until - sum(min(for_s, max(0.0, until - start)) for start, for_s in self._pauses)
+
+
 class Freezing:
     """A process that may stand still."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self.frozen_until = 0.0
         self.freezes: list[tuple[float, float]] = []
 
@@ -56,9 +79,9 @@ class Freezing:
         await self.thawed()
 
     def stood_still_s(self, since: float) -> float:
-        """Return the seconds of its freezes from a time to now."""
-        now = anyio.current_time()
-        return sum(max(0.0, min(now, end) - max(since, start)) for start, end in self.freezes)
+        """Return the seconds of its freezes from a time to now; as all times here, by `Machine.ran_s`."""
+        now, ran_s = self.machine.ran_s(), self.machine.ran_s
+        return sum(max(0.0, min(now, ran_s(end)) - max(since, ran_s(start))) for start, end in self.freezes)
 
 
 class Held:
@@ -79,6 +102,22 @@ class Held:
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class Overheard(Held):
+    """The supervisor's end of a control line. It notes when the supervisor learns that the child is ready."""
+
+    def __init__(self, stream: SimStream, owner: Freezing, child: SimProcess) -> None:
+        super().__init__(stream, owner)
+        self._child = child
+        self._frames = FrameReader()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        data = await super().receive(max_bytes)
+        for each in self._frames.feed(data):
+            if isinstance(_orders.decode(each.head), Ready):
+                self._child.is_known_ready = True
+        return data
 
 
 def control_line(rng: random.Random, pieces: int, wire_ticks: int) -> tuple[SimStream, SimStream]:
@@ -126,13 +165,14 @@ class SimProcess(Freezing):
     """A process. It ends when its program returns, or when it is killed."""
 
     def __init__(self, name: str, pid: int, supervisor: Freezing, on_kill: Callable[[SimProcess], None]) -> None:
-        super().__init__()
+        super().__init__(supervisor.machine)
         self.name = name
         self.pid = pid
         self.code: int | None = None
         self.lines: list[SimLine] = []
         self.connections: set[Connection] = set()
-        self.started_at = anyio.current_time()
+        self.is_known_ready = False
+        """The supervisor has read that it is ready."""
         self.is_welcomed = self.is_draining = self.is_closed = False
         self.ready_at = math.inf
         self.listens_since: float | None = None
@@ -192,7 +232,7 @@ class SimProcess(Freezing):
     @property
     def may_be_taken_for_dead(self) -> bool:
         """True if it has said nothing for so long that a supervisor kills it."""
-        now = anyio.current_time()
+        now = self.machine.ran_s()
         return self.stood_still_s(now - SILENT_S - 4 * LOOP_S) >= SILENT_S / 3
 
 

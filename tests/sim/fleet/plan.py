@@ -56,9 +56,16 @@ class FleetWorld:
 
 
 def from_json(given: Mapping[str, Any]) -> FleetWorld:
-    """Read a world."""
+    """Read a world.
+
+    Raises:
+        ValueError: It is none: nothing can run in it.
+    """
     plain = dict(given)
-    return FleetWorld(events=[EventPlan(**event) for event in plain.pop("events", [])], **plain)
+    world = FleetWorld(events=[EventPlan(**event) for event in plain.pop("events", [])], **plain)
+    if world.fronts < 1 or world.pieces < 1 or world.every_s <= 0.0:
+        raise ValueError("a world has fronts, pieces of bytes, and time between two connections")
+    return world
 
 
 def draw(seed: int) -> FleetWorld:

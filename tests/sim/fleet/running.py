@@ -29,11 +29,12 @@ from tests.sim.fleet.doubles import (
     Handover,
     Held,
     Listener,
+    Machine,
+    Overheard,
     SimLine,
     SimProcess,
     as_socket,
     control_line,
-    jump,
 )
 from tests.sim.fleet.plan import DRAIN_S, SILENT_S, EventPlan, FleetWorld, draw, from_json
 from tests.sim.lines.wire import SimStream
@@ -60,14 +61,16 @@ class FleetSimulation:
         self.exit_code: int | None = None
         self._rng = random.Random(world.seed)
         self._listener = Listener()
-        self._supervisor = Freezing()
+        self._machine = Machine()
+        self._now = self._machine.ran_s
+        """All times are those in which the machine ran: while it is paused, nobody can do or learn anything."""
+        self._supervisor = Freezing(self._machine)
         self._processes: list[SimProcess] = []
         self._controls: list[SimStream] = []
         self._starts = 0
         self._changed_at = 0.0
         self._told_at = math.inf
         """Time of the first SIGTERM, or of wrong settings."""
-        self._jumps: list[tuple[float, float]] = []
         self._is_told_twice = self._is_wrong = self._is_at_rest = False
         self._over = anyio.Event()
         self._supervising = anyio.CancelScope()
@@ -102,7 +105,7 @@ class FleetSimulation:
                 control.cut()
             self._over.set()
 
-    async def _start(self, name: str, others_serve: bool) -> Started:
+    async def _start(self, name: str) -> Started:
         number, self._starts = self._starts, self._starts + 1
         await self._supervisor.sleep(self.world.fork_s)
         if number in self.world.failing_starts:
@@ -111,7 +114,7 @@ class FleetSimulation:
         process = SimProcess(name, number, self._supervisor, self._check_kill)
         self._processes.append(process)
         self._controls.append(ours)
-        self._changed_at = anyio.current_time()
+        self._changed_at = self._now()
         self._listener.hold(process)
         control = Held(theirs, process)
 
@@ -119,14 +122,14 @@ class FleetSimulation:
             await process.sleep(self.world.import_s)
             if number == self.world.wrong_start:
                 self._is_wrong = True
-                self._told_at = min(self._told_at, anyio.current_time())
+                self._told_at = min(self._told_at, self._now())
                 return EXIT_CONFIG
             if name == names.ENGINE:
                 return await _Engine(self, process, control).run()
-            return await _Front(self, process, control, others_serve).run()
+            return await _Front(self, process, control).run()
 
         self._tasks.start_soon(process.run, program, self._listener, theirs)
-        return Started(process, Held(ours, self._supervisor), process.handover)
+        return Started(process, Overheard(ours, self._supervisor, process), process.handover)
 
     async def _send_line(self, number: int, first: Handover, second: Handover) -> None:
         await self._supervisor.sleep(0)
@@ -161,7 +164,7 @@ class FleetSimulation:
 
     async def _terminate(self, after_s: float) -> None:
         await anyio.sleep(after_s)
-        self._told_at = min(self._told_at, anyio.current_time())
+        self._told_at = min(self._told_at, self._now())
         await self._signals.send(signal.SIGTERM)
         if self.world.again_after_s < math.inf:
             await anyio.sleep(self.world.again_after_s)
@@ -171,15 +174,14 @@ class FleetSimulation:
     async def _happen_once(self, event: EventPlan) -> None:
         await anyio.sleep(event.at)
         if event.who == "all":
-            self._jumps.append((anyio.current_time(), event.for_s))
-            jump(event.for_s)
+            self._machine.pause(event.for_s)
             return
         if event.who == "supervisor":
             self._supervisor.freeze(event.for_s)
             return
         for process in self._processes:
             if process.name == event.who and process.is_alive:
-                self._changed_at = anyio.current_time()
+                self._changed_at = self._now()
                 if event.kind == "kill":
                     process.end(-9)
                 elif event.kind == "freeze":
@@ -210,7 +212,7 @@ class FleetSimulation:
 
     def _can_accept(self) -> bool:
         """Tell if a front is there that has to accept connections."""
-        now, fronts = anyio.current_time(), self._alive()
+        now, fronts = self._now(), self._alive()
         able = [front for front in fronts if not front.is_frozen and not front.is_draining]
         if any(front.has_said_ready for front in able):
             return True
@@ -235,7 +237,7 @@ class FleetSimulation:
     def check_turn(self, front: SimProcess) -> None:
         """Check that a front which is not ready leaves connections to those that are."""
         others = [other for other in self._alive() if other is not front and not other.is_draining]
-        now = anyio.current_time()
+        now = self._now()
         if (
             not front.has_said_ready
             and not front.stood_still_s(now - 1.0)
@@ -245,9 +247,10 @@ class FleetSimulation:
             self.violations.append(f"{front.name} accepts, is not ready, and another front is")
 
     def _check_kill(self, process: SimProcess) -> None:
-        if process.name == names.ENGINE and not process.has_said_ready and not self._alive():
-            return  # it loads for nobody
-        is_ending = self._is_told_twice or self._is_wrong or anyio.current_time() - self._told_at > DRAIN_S + GRACE_S
+        loads = process.name == names.ENGINE and not process.is_known_ready
+        if loads and not self._alive() and self._told_at < math.inf:
+            return  # as far as the supervisor knows, it loads for nobody
+        is_ending = self._is_told_twice or self._is_wrong or self._now() - self._told_at > DRAIN_S + GRACE_S
         if not is_ending and not process.may_be_taken_for_dead:
             self.violations.append(f"{process.name} was killed, and was well")
 
@@ -295,7 +298,7 @@ class FleetSimulation:
         return any(line.taken.is_set() and not line.ended.is_set() for line in front.lines)
 
     def _check_end(self) -> None:
-        world, ended_at = self.world, anyio.current_time()
+        world, ended_at = self.world, self._now()
         froze = any(process.stood_still_s(self._told_at - 1.0) > 0 for process in self._processes)
         permitted = {0}
         if self._is_wrong:
@@ -310,7 +313,6 @@ class FleetSimulation:
             self.violations.append(f"the exit code is {self.exit_code}, and not one of {sorted(permitted)}")
         limit_s = 2 * (world.fork_s + world.import_s) + world.request_s + 2.5 + (2 * world.import_s + 1.0)
         limit_s += self._supervisor.stood_still_s(self._told_at)
-        limit_s += sum(for_s for at, for_s in self._jumps if at >= self._told_at)
         if froze:
             limit_s += DRAIN_S + 2 * (GRACE_S + OVERDUE_S)
         if ended_at - self._told_at > limit_s:
@@ -348,11 +350,9 @@ class _Child:
 class _Front(_Child):
     """A front: the real end of its control line, and its real decision to accept."""
 
-    def __init__(self, world: FleetSimulation, process: SimProcess, control: Held, others_serve: bool) -> None:
+    def __init__(self, world: FleetSimulation, process: SimProcess, control: Held) -> None:
         super().__init__(world, process, control)
-        self._control = FrontControl(
-            control, others_serve=others_serve, follow_load=lambda status: None, snapshot=lambda: NOTHING
-        )
+        self._control = FrontControl(control, follow_load=lambda status: None, snapshot=lambda: NOTHING)
         self._welcomed = anyio.Event()
 
     async def run(self) -> int:
@@ -364,7 +364,7 @@ class _Front(_Child):
                 serving.start_soon(self._take_lines)
                 serving.start_soon(self._open)
                 serving.start_soon(self._accept)
-                process.listens_since = anyio.current_time()
+                process.listens_since = self._sim._now()
                 await control.drain.wait()
                 await process.thawed()
                 process.is_draining = True
@@ -405,7 +405,7 @@ class _Front(_Child):
         self._control.accepting.welcomed()
         await self._process.sleep(self._world.open_s)
         self._control.ready()
-        self._process.ready_at = anyio.current_time()
+        self._process.ready_at = self._sim._now()
 
     async def _accept(self) -> None:
         """Accept as the real acceptor does, which needs a socket."""
@@ -444,7 +444,7 @@ class _Engine(_Child):
             background.start_soon(self._obey, control)
             background.start_soon(self._beat, control)
             await process.sleep(self._world.load_s)  # nothing interrupts it
-            process.ready_at = anyio.current_time()
+            process.ready_at = self._sim._now()
             control.post(Ready())
             background.start_soon(self._take_fronts)
             await drain.wait()

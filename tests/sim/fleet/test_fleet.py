@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,17 +18,21 @@ from staged_pool.api.app import fleet as app_fleet
 from staged_pool.api.app.fleet import Accepting
 from staged_pool.api.fleet import supervisor
 from staged_pool.api.fleet.control import Drain
+from staged_pool.api.fleet.names import ENGINE
 from staged_pool.api.fleet.processes import Child
 from staged_pool.api.fleet.supervisor import Supervisor
 from staged_pool.stages.changes import Changes
 from tests.sim.clock import BACKENDS, Backend
 from tests.sim.fleet.plan import draw, from_json
-from tests.sim.fleet.running import run_fleet
+from tests.sim.fleet.running import run_fleet, run_fleet_json
 from tests.sim.running import collect_garbage, prepared
 from tests.sim.world import to_json
 
 WORLDS = 100
 """On each backend; `python -m tests.sim --fleet` runs more."""
+
+FOUND = sorted(Path(__file__).with_name("worlds").glob("*.json"))
+"""Worlds that failed once, each with the reason."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +55,20 @@ def test_somebody_accepts_nobody_healthy_is_killed_and_the_end_is_in_time(backen
     assert min(outcomes["answered"], outcomes["503"], outcomes["reset"]) > 100, "little happens in these worlds"
 
 
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_a_world_that_failed_once_fails_no_more(path: Path) -> None:
+    found: dict[str, Any] = json.loads(path.read_text())
+    with prepared():
+        assert not run_fleet_json(found["world"], found["backend"]).violations, found["bug"]
+        collect_garbage()
+
+
+@pytest.mark.parametrize("wrong", [{"fronts": 0}, {"pieces": 0}, {"every_s": 0.0}])
+def test_a_world_in_which_nothing_can_run_is_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a world has"):
+        from_json(wrong)
+
+
 def test_a_world_reads_back_from_its_json() -> None:
     for seed in range(20):
         assert from_json(json.loads(json.dumps(to_json(draw(seed))))) == draw(seed)
@@ -68,6 +87,16 @@ def an_event_is_replaced_under_its_waiter() -> Any:
 
 def a_starting_front_never_learns_that_nobody_serves() -> Any:
     return mock.patch.object(Accepting, "tell")
+
+
+def a_front_does_not_ask_whether_others_serve() -> Any:
+    original = Accepting.__init__
+
+    def begin(self: Accepting) -> None:
+        original(self)
+        self._others_serve = False
+
+    return mock.patch.object(Accepting, "__init__", begin)
 
 
 def a_front_accepts_before_it_is_ready() -> Any:
@@ -131,6 +160,27 @@ def a_load_is_waited_for_at_the_end() -> Any:
     return mock.patch.object(Supervisor, "_order_the_end", lambda self, child: child.control.post(Drain()))
 
 
+def an_engine_process_that_is_ready_is_killed_at_the_end() -> Any:
+    original = Supervisor._order_the_end
+
+    def order(self: Supervisor, child: Child) -> None:
+        child.kill() if child.name == ENGINE else original(self, child)
+
+    return mock.patch.object(Supervisor, "_order_the_end", order)
+
+
+def an_engine_process_that_loads_is_killed_when_its_fronts_end() -> Any:
+    original = Supervisor._note
+
+    def note(self: Supervisor) -> None:
+        original(self)
+        engine = self._children.get(ENGINE)
+        if engine is not None and not engine.is_ready and engine.lived_s > 0.1 and not self._running_fronts():
+            engine.kill()
+
+    return mock.patch.object(Supervisor, "_note", note)
+
+
 def a_lost_line_is_not_replaced() -> Any:
     return mock.patch.object(Supervisor, "_take_lost")
 
@@ -156,14 +206,17 @@ def streams_of_a_child_stay_open() -> Any:
 BUGS: dict[Callable[[], Any], int] = {
     an_event_is_replaced_under_its_waiter: 45,
     a_starting_front_never_learns_that_nobody_serves: 149,
-    a_front_accepts_before_it_is_ready: 30,
+    a_front_does_not_ask_whether_others_serve: 1004950,
+    a_front_accepts_before_it_is_ready: 44,
     a_child_that_is_being_started_is_not_drained: 3,
     only_children_that_run_are_waited_for: 3,
     silence_is_measured_by_the_clock: 10,
     the_limit_of_a_drain_is_by_the_clock: 23,
     a_load_is_waited_for_at_the_end: 13,
+    an_engine_process_that_is_ready_is_killed_at_the_end: 0,
+    an_engine_process_that_loads_is_killed_when_its_fronts_end: 29,
     a_lost_line_is_not_replaced: 4,
-    a_child_that_hangs_is_left_alone: 139,
+    a_child_that_hangs_is_left_alone: 146,
     a_child_is_started_again_only_after_long: 1,
     streams_of_a_child_stay_open: 0,
 }
