@@ -185,7 +185,10 @@ class _Run(Generic[L, A]):
     async def _read(self, send: MemoryObjectSendStream[Sequence[L]]) -> None:
         async with send:
             while lines := await anyio.to_thread.run_sync(self._reader.read):
-                await send.send(lines)
+                try:
+                    await send.send(lines)
+                except anyio.BrokenResourceError:  # nobody takes lines any more, and the reason is raised there
+                    return
 
     def _groups(self, lines: Sequence[L]) -> Iterator[Sequence[L]]:
         """Yield the lines that are to be done, in groups for the work."""

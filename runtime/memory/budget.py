@@ -78,6 +78,8 @@ class ByteAccount:
         self.rejected = 0
         """Number of rejected requests for bytes."""
         self._parties: dict[Hashable, int] = {}
+        self._gathered_bytes = 0
+        """Bytes that requests hold which wait, or have waited."""
         self._queue = FairQueue[_Gathering]("memory")
         self._gathering: _Gathering | None = None
         """The one that gathers bytes now. The others in the queue hold none, so nobody waits for a waiter."""
@@ -137,8 +139,9 @@ class ByteAccount:
             holding = turn.holding
             missing = turn.count - holding.held_bytes
             free = max(0, self.limit_bytes - self.held_bytes)
-            if turn.count * (TIMES_FREE + 1) <= self.limit_bytes * TIMES_FREE:
-                free = free * TIMES_FREE // (TIMES_FREE + 1)  # the rest is for requests that do not wait
+            most = _share(self.limit_bytes)
+            if turn.count <= most:  # the rest is for requests that do not wait
+                free = min(_share(free), max(0, most - self._gathered_bytes))
             if self.held_bytes == holding.held_bytes:
                 free = missing  # nobody else will release any
             holding.add(min(missing, free))
@@ -158,11 +161,12 @@ class ByteAccount:
 class Holding:
     """Bytes that one request holds for one purpose. They are released at the end of its block."""
 
-    __slots__ = ("_account", "_party", "held_bytes")
+    __slots__ = ("_account", "_party", "_waits", "held_bytes")
 
     def __init__(self, account: ByteAccount, party: Hashable) -> None:
         self._account = account
         self._party = party
+        self._waits = False
         self.held_bytes = 0
 
     def __enter__(self) -> Holding:
@@ -185,17 +189,22 @@ class Holding:
         """Wait until the request holds `count` bytes. It holds none before, and none after a cancellation.
 
         Waiting requests have their turns in fair order. One at a time gathers what others release, and leaves an eighth
-        of it to requests that do not wait. So each has its turn if all holdings end, however many new ones come.
+        of it to requests that do not wait. So each has its turn if all holdings end, however many new ones come. All
+        that have waited hold at most seven eighths together, or else the next ones would gather that eighth. Only a
+        request that needs more than seven eighths takes all.
 
         Args:
             count: Bytes; at most the limit.
             priority: Urgency of the request.
         """
+        self._waits = True
         await self._account._gather(self, count, priority)
 
     def add(self, count: int) -> None:
         """Count bytes that are already in memory, even above the limit. A negative count releases bytes."""
         self.held_bytes += count
+        if self._waits:
+            self._account._gathered_bytes += count
         self._account._add(count, self._party)
 
     def set(self, count: int) -> None:
@@ -205,6 +214,11 @@ class Holding:
     def give_back(self) -> None:
         """Release all bytes."""
         self.set(0)
+
+
+def _share(count: int) -> int:
+    """Return the part of some bytes that requests may gather."""
+    return count * TIMES_FREE // (TIMES_FREE + 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import anyio
 import pytest
+from anyio.streams.memory import MemoryObjectSendStream
 
 from staged_pool.api.bulk import job as job_module
 from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine
@@ -17,6 +21,7 @@ from staged_pool.api.bulk.journal import Journal
 from staged_pool.api.bulk.opening import Existing
 from staged_pool.stages.errors import ConfigError, EngineStopped
 from tests.api.bulk.jobs import EchoWork, Reports, names, read_lines, request, run, write_lines
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -126,6 +131,48 @@ async def test_a_run_that_ends_early_keeps_its_answers_and_the_next_one_does_the
     assert summary.resumed > 0
     answers = await read_lines(tmp_path / "out.jsonl")
     assert sorted(int(answer["custom_id"]) for answer in answers) == list(range(100))
+
+
+@contextmanager
+def reading_ahead() -> Iterator[Callable[[], bool]]:
+    """Yield what tells whether the reader of a job waits until somebody takes its lines."""
+    sends: list[MemoryObjectSendStream[Any]] = []
+    original = job_module._Run._read
+
+    async def read(self: job_module._Run[Any, Any], send: MemoryObjectSendStream[Any]) -> None:
+        sends.append(send)
+        await original(self, send)
+
+    with patch.object(job_module._Run, "_read", read):
+        yield lambda: any(send.statistics().tasks_waiting_send for send in sends)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", ("asyncio", {"use_uvloop": True})])
+async def test_a_run_that_its_host_cancels_is_cancelled_although_lines_are_read_ahead(tmp_path: Path) -> None:
+    """Asyncio cancels one task alone. It takes no more lines, and only then ends its reader."""
+    await write_lines(tmp_path / "in.jsonl", [request(str(number), "x" * 100_000) for number in range(100)])
+
+    async def before(line: BatchLine) -> None:
+        await anyio.sleep_forever()
+
+    with reading_ahead() as reader_waits:
+        running = asyncio.create_task(run(tmp_path, EchoWork(before), window=Window(lines=1)))
+        await until(reader_waits)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_an_error_of_a_job_is_told_alone_although_lines_are_read_ahead(tmp_path: Path) -> None:
+    await write_lines(tmp_path / "in.jsonl", [request(str(number), "x" * 100_000) for number in range(100)])
+    with reading_ahead() as reader_waits:
+
+        async def take(*_: object) -> None:
+            await until(reader_waits)
+            raise RuntimeError("a bug")
+
+        with patch.object(job_module._Room, "take", take), pytest.raises(RuntimeError, match="a bug"):
+            await run(tmp_path, EchoWork())
 
 
 async def test_what_was_written_after_the_last_checkpoint_is_done_again(tmp_path: Path) -> None:

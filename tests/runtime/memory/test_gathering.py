@@ -77,6 +77,34 @@ async def test_those_who_do_not_wait_find_some_room_beside_one_that_gathers() ->
     assert account.held_bytes == 10
 
 
+async def test_those_who_do_not_wait_find_some_room_beside_many_that_have_gathered() -> None:
+    """Else each would gather most of what the one before has left."""
+    account = ByteAccount(800)
+    with account.hold("first") as first:
+        assert first.take(640)
+        async with anyio.create_task_group() as tasks:
+            waiting = Gatherers(account, tasks)
+            for name in "abcd":
+                await waiting.begin(name, 300)
+            first.give_back()
+            await settle()
+            assert sorted(waiting.order) == ["a", "b"]
+            assert account.held_bytes == 700
+            small = account.hold("small")
+            assert small.take(80)
+            waiting.holdings["a"].give_back()
+            await settle()
+            assert account.held_bytes == 780, "the next one gathers what was released, and no more"
+            small.give_back()
+            assert account.held_bytes == 700
+            assert account.hold("small").take(80)
+            for name in "bcd":
+                await settle()
+                waiting.holdings[name].give_back()
+    assert sorted(waiting.order) == ["a", "b", "c", "d"]
+    assert account.waiting == 0
+
+
 async def test_one_that_needs_all_of_it_has_it_once_nobody_else_holds_any() -> None:
     account = ByteAccount(100)
     first = account.hold("first")

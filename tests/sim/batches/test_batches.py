@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import anyio.to_thread
 import pytest
 
+from staged_pool.api.bulk import job
 from staged_pool.api.bulk.batch_lines import BatchAnswer
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.budget import ByteAccount
@@ -90,4 +92,45 @@ def _rows_of_an_earlier_try_still_count() -> Any:
 def test_a_planted_bug_is_noticed(bug: Callable[[], Any]) -> None:
     with prepared(), bug():
         assert any(run_batches(draw(seed), BACKENDS[seed % 2]).violations for seed in range(100))
+        collect_garbage()
+
+
+def _the_reader_fails_if_nobody_takes_its_lines() -> Any:
+    async def read(self: Any, send: Any) -> None:
+        async with send:
+            while lines := await anyio.to_thread.run_sync(self._reader.read):
+                await send.send(lines)
+
+    return mock.patch.object(job._Run, "_read", read)
+
+
+def _those_who_wait_take_the_last_eighth() -> Any:
+    none = property(lambda _: 0, lambda *_: None)
+    return mock.patch.object(ByteAccount, "_gathered_bytes", none, create=True)
+
+
+KEPT: list[tuple[Callable[[], Any], Backend, int | dict[str, Any]]] = [
+    (_the_reader_fails_if_nobody_takes_its_lines, "asyncio", {"seed": 1, "jobs": [{"cancelled_at": 0.0}]}),
+    *(
+        (_the_reader_fails_if_nobody_takes_its_lines, "asyncio", seed)
+        for seed in (
+            1000757, 1001194, 1001350, 1002165, 1003791, 1003967,
+            1006555, 1006979, 1007328, 1009738, 1009796, 1009942,
+        )
+    ),
+    (_those_who_wait_take_the_last_eighth, "asyncio", 1000114),
+    (_those_who_wait_take_the_last_eighth, "trio", 1004031),
+]  # fmt: skip
+"""Worlds that have found a bug once, or their seeds, with what plants it again."""
+
+
+@pytest.mark.parametrize(("bug", "backend", "given"), KEPT)
+def test_a_world_that_has_found_a_bug_finds_it_again(
+    bug: Callable[[], Any], backend: Backend, given: int | dict[str, Any]
+) -> None:
+    world = draw(given) if isinstance(given, int) else from_json(given)
+    with prepared():
+        assert not run_batches(world, backend).violations
+        with bug():
+            assert run_batches(world, backend).violations
         collect_garbage()
