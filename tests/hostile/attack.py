@@ -40,7 +40,7 @@ class Target:
         return self.left_s <= 0
 
     def rounds(self) -> Iterator[None]:
-        """Repeat an attack until its time is up, but at least once, however late a busy machine lets it begin."""
+        """Repeat an attack until its time is up, but at least once: a busy machine may begin late."""
         yield
         while not self.time_is_up:
             yield
