@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -229,6 +229,8 @@ class FrontRequests:
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
         self.open: set[FrontTicket] = set()
+        self._entering = 0
+        """Requests that wait for room, or were let in and do not know it yet."""
         self._empty = anyio.Event()
 
     @property
@@ -238,7 +240,17 @@ class FrontRequests:
 
     def any(self) -> bool:
         """See `Requests.any`."""
-        return bool(self.open or self._entrance.waiting)
+        return bool(self.open or self._entering)
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """Count a request as in flight while it enters."""
+        self._entering += 1
+        try:
+            yield
+        finally:
+            self._entering -= 1
+            self._note_departure()
 
     def settle_waiting(self) -> None:
         """See `Requests.settle_waiting`."""
@@ -247,7 +259,10 @@ class FrontRequests:
     def remove(self, ticket: FrontTicket) -> None:
         """Remove a request whose front has left."""
         self.open.discard(ticket)
-        if not self.open:
+        self._note_departure()
+
+    def _note_departure(self) -> None:
+        if not self.any():
             self._empty.set()
 
     async def wait_until_empty(self) -> None:

@@ -309,9 +309,8 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         """Run a call of no task in a preprocess thread. Admission and a drain count it like a request."""
         self._host.check()
         await anyio.lowlevel.checkpoint_if_cancelled()
-        reservation = await self._entrance.admit(Arriving(body_bytes))
         offload = self._lanes[lane].preprocess if lane in self._lanes else self._tokenize
-        return await self._requests.run_call(reservation, offload, call, argument)
+        return await self._requests.run_call(Arriving(body_bytes), offload, call, argument)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop admitting requests at once, and wait until no request is in flight.

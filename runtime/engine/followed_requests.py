@@ -89,7 +89,7 @@ class FollowedRequests:
             ScopeEnds: A stage dropped the work, because the caller's scope ends too soon.
             StagedPoolError: The request was rejected, or its ticket was settled with this error.
         """
-        reservation = await self._entrance.admit(arriving, waits=waits)
+        reservation = await self._admit(arriving, waits=waits)
         answer.begin()
         reservation.answer = answer
         ticket = ticket_of(reservation)
@@ -97,6 +97,13 @@ class FollowedRequests:
         is_later = waits or not self._entrance.is_immediate
         timeout_s = ticket.deadline - arrival.sent_at if is_later else arriving.timeout_s
         return await self._follow(arrival, reservation, timeout_s)
+
+    async def _admit(self, arriving: Arriving, *, waits: bool = False) -> Reservation:
+        """Admit a request. One that is let in counts at once, and not only when its caller runs again."""
+        if self._entrance.is_immediate and not waits:
+            return await self._entrance.admit(arriving)  # without a checkpoint
+        with self.visit():
+            return await self._entrance.admit(arriving, waits=waits)
 
     async def wait_for_room(self, answer: AnswerMemory, priority: Priority, late_at: float) -> None:
         """Wait until a rejected request may try again, or its deadline passes.
@@ -148,12 +155,14 @@ class FollowedRequests:
             self._note_departure()
             ticket.release()
 
-    async def run_call(self, reservation: Reservation, offload: Offload, call: Callable[[A], R], argument: A) -> R:
-        """Run a call that needs no stage, such as tokenizing. A drain waits for it, too.
+    async def run_call(self, arriving: Arriving, offload: Offload, call: Callable[[A], R], argument: A) -> R:
+        """Admit and run a call that needs no stage, such as tokenizing. A drain waits for it, too.
 
         Raises:
             EngineStopped: The engine was stopped before the call was done.
+            StagedPoolError: The call was rejected.
         """
+        reservation = await self._admit(arriving)
         try:
             with anyio.CancelScope() as self._scopes[reservation]:
                 return await offload(call, argument)

@@ -238,7 +238,7 @@ class _Front:
         now: float,
         scope: anyio.CancelScope,
     ) -> None:
-        with scope:
+        with scope, engine.requests.entering():
             try:
                 reservation = await engine.entrance.enter(arriving)
             except StagedPoolError as error:

@@ -9,8 +9,10 @@ from functools import partial
 import anyio
 import pytest
 
+from staged_pool.runtime.admission.accounting import Arriving
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.entrance import Entrance
 from staged_pool.runtime.engine.run import run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
@@ -119,6 +121,22 @@ async def test_a_deadline_passes_while_a_request_waits_for_room() -> None:
             )
         assert failure.value.stage == "door"
         assert engine._entrance.waiting == 0
+
+
+async def test_a_drain_waits_for_a_request_that_was_let_in_a_moment_ago() -> None:
+    answered: list[str | StagedPoolError] = []
+    async with (
+        DeviceThreads("test device", watchdog_s=60).running() as device,
+        run_engine(EngineConfig(max_requests=1), LetterModel(), device=device) as engine,
+        anyio.create_task_group() as tasks,
+    ):
+        assert isinstance(engine._entrance, Entrance)
+        earlier = engine._entrance.enter_nowait(Arriving(1))
+        tasks.start_soon(ask, engine, "waits", answered)
+        await until(lambda: engine._entrance.waiting == 1)
+        engine._entrance.leave(earlier)  # it is let in, and has not run since
+        await engine.drain(10)
+        assert answered == ["waits"]
 
 
 async def test_an_engine_that_drains_fails_those_who_wait_at_once() -> None:

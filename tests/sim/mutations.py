@@ -343,6 +343,14 @@ def two_drains_and_one_is_forgotten() -> Plan:
     return [(FollowedRequests, "wait_until_empty", wait_until_empty)]
 
 
+@mutation
+def request_that_was_just_let_in_is_forgotten() -> Plan:
+    async def admit(self: FollowedRequests, arriving: Any, *, waits: bool = False) -> Any:
+        return await self._entrance.admit(arriving, waits=waits)
+
+    return [(FollowedRequests, "_admit", admit)]
+
+
 # ---- admission and deadlines ----
 
 

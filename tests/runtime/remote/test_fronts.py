@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 import pytest
 
+from staged_pool.runtime.admission.accounting import Arriving
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.device_engine import DeviceEngine
 from staged_pool.runtime.engine.engine import Engine
@@ -139,6 +140,20 @@ async def test_a_request_that_waits_to_enter_may_leave() -> None:
             await until(lambda: device.entrance.waiting == 0)
             gate.open()
         await until(lambda: all(at_rest(*each, device) for each in zip(joined, engines, strict=True)))
+
+
+async def test_the_engine_process_counts_a_request_that_was_let_in_a_moment_ago() -> None:
+    outcomes: list[Any] = []
+    async with fronts_on(LetterModel(), EngineConfig(max_requests=1)) as ((engine,), device, _, (front,)):
+        earlier = device.entrance.enter_nowait(Arriving(1))
+        async with anyio.create_task_group() as tasks:
+            request = EmbedRequest(inputs=(TextInput("second"),))
+            tasks.start_soon(outcome, engine.submit(lambda: request, lambda made: made, waits=True), outcomes)
+            await until(lambda: device.entrance.waiting == 1)
+            device.entrance.leave(earlier)
+            assert device.requests.any(), "a drain would find nothing to wait for"
+        assert outcomes[0].dense is not None
+        await until(lambda: at_rest(front, engine, device) and not device.requests.any())
 
 
 async def test_one_account_rejects_the_requests_of_all_fronts() -> None:
