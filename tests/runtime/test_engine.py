@@ -189,7 +189,7 @@ async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
 async def test_a_timeout_passes_by_itself() -> None:
     gate = Gate()
     async with engine_on(LetterModel(on_preprocess=gate, on_forward=gate)) as engine:
-        with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
+        with pytest.raises(DeadlineExceeded, match="time limit of the request passed; it was in the"):
             await engine.embed("slow", timeout_s=0.01)
         gate.open()
 
