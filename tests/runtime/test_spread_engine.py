@@ -133,12 +133,15 @@ async def test_the_deadline_holds_over_all_tries() -> None:
     async with spread(models) as (engines, fronts), anyio.create_task_group() as tasks:
         tasks.start_soon(outcome, engines[0].embed("late", timeout_s=60.0), outcomes)
         await first.arrived()
+        (ticket,) = engines[0]._requests.tickets
+        await anyio.sleep(0.2)  # time that passes is the subject of the test
         fronts[0].scope.cancel()
         await gate.arrived()
+        (again,) = engines[1]._requests.tickets
+        assert again.deadline < ticket.deadline + 0.1, "the second engine gave the request all of its time again"
         let_deadlines_pass(engines[1])
         await until(lambda: bool(outcomes))
         assert isinstance(outcomes[0], DeadlineExceeded)
-        assert "within 60 s" not in str(outcomes[0]), "the second engine gave the request all of its time again"
         first.open()
         gate.open()
 
