@@ -15,7 +15,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.api.fleet import names
-from staged_pool.api.fleet.awake import Sleep, move_on_awake_after
 from staged_pool.api.fleet.control import Ask, Beat, Drain, Listening, Loading, Lost, Others, Ready, Tell, send_line
 from staged_pool.api.fleet.duties import go_on
 from staged_pool.api.fleet.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Start
@@ -24,6 +23,7 @@ from staged_pool.api.http.listener import SocketFile
 from staged_pool.api.http.server import EXIT_OVERDUE, OVERDUE_S
 from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.api.signals import end_signals
+from staged_pool.stages.awake import Sleep, move_on_awake_after
 from staged_pool.stages.changes import Changes
 from staged_pool.stages.log import get_logger
 

@@ -19,7 +19,6 @@ from staged_pool.api.app.fleet import Fleet
 from staged_pool.api.app.model_admin import ModelAdmin
 from staged_pool.api.app.model_users import users_of
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.awake import call_awake_after
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connection_lifecycle import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
@@ -41,6 +40,7 @@ from staged_pool.runtime.engine.engine_group import EngineGroup
 from staged_pool.runtime.engine.open import governor_for, open_engines
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.pipelines.file import PipelineFile, built_on
+from staged_pool.stages.awake import call_awake_after
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error, single_errors
 from staged_pool.stages.log import get_logger

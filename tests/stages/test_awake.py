@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from staged_pool.api.fleet.awake import STEP_S, call_awake_after, move_on_awake_after, sleep_awake
+from staged_pool.stages.awake import STEP_S, call_awake_after, move_on_awake_after, sleep_awake
 from tests.sim import clock as virtual
 from tests.sim.clock import BACKENDS, Backend
 from tests.sim.fleet.doubles import jump
