@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import TypeAlias, TypeGuard
 
+from staged_pool.runtime.argument_types import of_type, several
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
     MAX_SALT_CHARACTERS,
@@ -93,7 +94,7 @@ def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | 
     return tuple(
         PairInput(first=source[0], second=source[1], max_tokens=max_tokens)
         if _is_pair(source)
-        else _input(index, source, max_tokens, f"{_ANY}, nor a pair, which is a tuple of two texts")
+        else _input(index, source, max_tokens, f"{_ANY}, or a pair, which is a tuple of two texts")
         for index, source in enumerate(each(given))
     )
 
@@ -104,17 +105,28 @@ def contents(name: str, given: object) -> tuple[Content, ...]:
     Raises:
         InvalidInput: One of them is something else; the error has its index.
     """
-    if isinstance(given, str | Image | Chat):
-        given = (given,)
-    if not isinstance(given, Iterable):
-        raise InvalidInput(f"{name} must be a text or several, not of type {type(given).__name__}.", param=name)
     found: list[Content] = []
-    for index, one in enumerate(given):
+    for index, one in enumerate(each(given, name)):
         if not isinstance(one, str | Image | Chat):
-            message = f"{name}[{index}] must be a text, an Image or a Chat, not of type {type(one).__name__}."
+            message = f"{name}[{index}] must be a text, an Image or a Chat, not {of_type(one)}"
             raise InvalidInput(message, param=name, index=index)
         _check_images(one, name, index)
         found.append(one)
+    return tuple(found)
+
+
+def pairs(given: Iterable[object]) -> tuple[tuple[object, object], ...]:
+    """Check pairs of a query and a document, whose contents are not checked.
+
+    Raises:
+        InvalidInput: One of them is no tuple or list of two; the error has its index.
+    """
+    found: list[tuple[object, object]] = []
+    for index, pair in enumerate(given):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            message = f"Input {index} must be a pair, such as (query, document), not {of_type(pair)}"
+            raise InvalidInput(message, param="input", index=index)
+        found.append((pair[0], pair[1]))
     return tuple(found)
 
 
@@ -143,12 +155,13 @@ def candidate_labels(given: object) -> tuple[str, ...] | None:
         return None
     if isinstance(given, str):
         return tuple(label.strip() for label in given.split(",") if label.strip())
-    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview | Mapping):
-        labels = tuple(given)
-        if all(isinstance(label, str) for label in labels):
-            return labels
-    message = "candidate_labels must be texts, or one text with commas between the labels."
-    raise InvalidInput(message, param="candidate_labels")
+    wanted = "texts, or one text with commas between the labels"
+    labels: list[str] = []
+    for label in several("candidate_labels", given, wanted):
+        if not isinstance(label, str):
+            raise InvalidInput(f"candidate_labels must be {wanted}, not {of_type(label)}", param="candidate_labels")
+        labels.append(label)
+    return tuple(labels)
 
 
 def whole_number(name: str, value: object) -> None:
@@ -174,26 +187,54 @@ def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
     return sum([_length(given) for given in inputs])
 
 
-def each(inputs: object) -> Iterable[object]:
-    """Return the inputs of a call, given as one or several.
+def each(given: object, name: str = "input") -> Iterable[object]:
+    """Return the inputs, queries or documents of a call, given as one or several.
 
     Raises:
         InvalidInput: They are neither.
     """
-    if isinstance(inputs, str | Image | Chat):
-        return (inputs,)
-    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | bytearray | memoryview):
-        raise InvalidInput(f"The inputs must be texts or images, not of type {type(inputs).__name__}.", param="input")
-    return inputs
+    if isinstance(given, str | Image | Chat):
+        return (given,)
+    return several(name, given, "a text, an Image, a Chat, or a list of these")
+
+
+def token_ids(name: str, given: object) -> Sequence[int]:
+    """Check the token ids of one text.
+
+    Raises:
+        InvalidInput: They are no list of ints.
+    """
+    if not _are_token_ids(given):
+        raise InvalidInput(f"{name} must be a list of token ids, not {of_type(given)}", param=name)
+    return given
+
+
+def source(name: str, given: object) -> str | Chat:
+    """Check a text or a conversation, for its tokens.
+
+    Raises:
+        InvalidInput: It is something else.
+    """
+    if not isinstance(given, str | Chat):
+        raise InvalidInput(f"{name} must be a text or a Chat, not {of_type(given)}", param=name)
+    return given
 
 
 def _text_input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput:
     if isinstance(source, str):
         return TextInput(source, max_tokens)
-    if isinstance(source, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in source):
+    if _are_token_ids(source):
         return TextInput(tuple(source), max_tokens)
-    message = f"Input {index}, of type {type(source).__name__}, is not {wanted}."
-    raise InvalidInput(message, param="input", index=index)
+    raise InvalidInput(f"Input {index} must be {wanted}, not {of_type(source)}", param="input", index=index)
+
+
+def _are_token_ids(given: object) -> TypeGuard[Sequence[int]]:
+    # Bytes are a sequence of ints, too, and never meant as token ids.
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str | bytes | bytearray | memoryview)
+        and all(isinstance(token, int) and not isinstance(token, bool) for token in given)
+    )
 
 
 def _input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput | Image:
@@ -215,8 +256,8 @@ def _check_images(content: Content, param: str, index: int) -> None:
     for image in images:
         source: object = image.source
         if not isinstance(source, bytes | str):
-            message = f"{param}[{index}]: an Image is made of the bytes of a file, or of its URL as a text; "
-            raise InvalidInput(f"{message}not of type {type(source).__name__}.", param=param, index=index)
+            message = f"{param}[{index}]: an Image is made of the bytes of a file, or of its URL as a text, not "
+            raise InvalidInput(message + of_type(source), param=param, index=index)
 
 
 def _is_pair(source: object) -> TypeGuard[tuple[str, str]]:

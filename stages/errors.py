@@ -49,7 +49,14 @@ def shortened(value: str) -> str:
 
 
 class StagedPoolError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Errors survive `pickle` and `copy`, with their fields: other processes and pools of workers pass them on.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., StagedPoolError], tuple[object, ...]]:
+        # An exception is otherwise made again from its message alone, which the arguments of these classes forbid.
+        return _made_again, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(StagedPoolError):
@@ -253,7 +260,11 @@ def detached(error: StagedPoolError) -> StagedPoolError:
     A traceback keeps frames alive, and these keep the bodies of requests. Each caller gets its own copy, with its own
     index and traceback.
     """
-    twin = type(error).__new__(type(error), *error.args)
-    twin.args = error.args
-    twin.__dict__.update(error.__dict__)
-    return twin
+    return _made_again(type(error), error.args, error.__dict__)
+
+
+def _made_again(kind: type[StagedPoolError], args: tuple[object, ...], fields: Mapping[str, object]) -> StagedPoolError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

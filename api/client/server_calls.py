@@ -13,6 +13,8 @@ from staged_pool.client.answers import decode
 from staged_pool.client.exchange import ServerAnswer, ServerRequest
 from staged_pool.client.plans import CallDefaults, CallPlan, single
 from staged_pool.client.results import Readiness, ServedModel, TokensResult
+from staged_pool.runtime import arguments
+from staged_pool.runtime.argument_types import of_type
 from staged_pool.stages.errors import InvalidInput
 
 
@@ -36,7 +38,7 @@ def tokenize(
         InvalidInput: `text` is not a text.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
+        raise InvalidInput(f"text must be a text, not {of_type(text)}", param="text")
     fields = defaults.fields(model, prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
 
     def read(answer: ServerAnswer) -> TokensResult:
@@ -50,7 +52,8 @@ def detokenize(
     defaults: CallDefaults, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
 ) -> CallPlan[str, str]:
     """Decode token ids to a text; see `embed` for `model` and `timeout_s`."""
-    request = ServerRequest(path="/detokenize", fields=defaults.fields(model, tokens=list(ids)))
+    tokens = list(arguments.token_ids("tokens", ids))
+    request = ServerRequest(path="/detokenize", fields=defaults.fields(model, tokens=tokens))
     return single(request, lambda answer: decode(answers.TEXT, answer.body).prompt, timeout_s)
 
 

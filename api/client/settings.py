@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import random
 from typing import Any, Final, Literal
 
@@ -18,6 +19,7 @@ from staged_pool.client.exchange import Attempt, Exchange, NoAnswer, ServerReque
 from staged_pool.client.plans import CallDefaults
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.runtime import arguments
+from staged_pool.runtime.own_names import OwnNames
 from staged_pool.stages.errors import ConfigError, DeadlineExceeded, StagedPoolError
 
 BASE_URL: Final = "http://127.0.0.1:8000"
@@ -113,8 +115,13 @@ class Settings:
         return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, attempt.timeout_s), pool=None)
 
 
-class BaseClient(ABC):
+_SETTINGS: Final = tuple(setting.name for setting in fields(Settings))
+
+
+class BaseClient(OwnNames, ABC):
     """Base of both clients: their arguments, see `Client`."""
+
+    _instead = dict.fromkeys(_SETTINGS, "settings are arguments of the client, and it keeps them")
 
     def __init__(
         self,
@@ -131,7 +138,7 @@ class BaseClient(ABC):
         concurrency: int = 4,
     ) -> None:
         self._settings = Settings(
-            base_url=base_url,
+            base_url=_without_version(base_url),
             unix_socket=unix_socket,
             api_key=api_key,
             model=model,
@@ -167,6 +174,11 @@ def lost(error: httpx.RequestError) -> StagedPoolError:
 def headers_of(response: httpx.Response) -> Mapping[str, str]:
     """Return the headers by their names in lower case; repeated ones are joined."""
     return {name.lower(): value for name, value in response.headers.items()}
+
+
+def _without_version(base_url: str) -> str:
+    """Remove a `/v1` at the end of an address: clients of OpenAI's routes want it, and this one adds it."""
+    return re.sub(r"/v1/?$", "", base_url)
 
 
 def _is_address(base_url: str) -> bool:

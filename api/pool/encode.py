@@ -68,8 +68,8 @@ class EncodePool(EngineOwner):
         **keywords: Unpack[RankKeywords],
     ) -> list[RankedDocument]:
         """Order documents by their score for a query, as `CrossEncoder.rank`; see `Engine.rank`."""
-        scores = self._predict(ranking(self.card, query, documents, keywords))
-        return ranked(scores, documents, top_k, return_documents=return_documents)
+        plan = ranking(self.card, query, documents, keywords)
+        return ranked(self._predict(plan), plan.pairs, top_k, return_documents=return_documents)
 
     def _encode(self, inputs: object, in_order: Sequence[Any], keywords: Mapping[str, Any], role: Role | None) -> Any:
         plan = encoding(self.card, inputs, in_order, keywords, role)

@@ -17,8 +17,10 @@ from staged_pool.pool.calls import Call
 from staged_pool.pool.engine_thread import CLOSED, Backend, EngineThread, result_of
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.encoding.absent_names import ABSENT_NAMES
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open import open_engine
+from staged_pool.runtime.own_names import OwnNames
 from staged_pool.runtime.plugins.processor import Plugin
 from staged_pool.runtime.settings import DAY_S
 from staged_pool.runtime.statistics import EngineStatistics
@@ -30,11 +32,13 @@ R = TypeVar("R")
 _SETTINGS: Final = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
 
-class EngineOwner:
+class EngineOwner(OwnNames):
     """Base of `Pool`, which has the arguments. All methods may be called from any thread, and block.
 
     The engine ends once: by `close`, when its owner is collected, or with the program.
     """
+
+    _instead = ABSENT_NAMES
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.runtime.argument_types import of_type
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.encoding.inputs import listed_pairs
+from staged_pool.runtime.encoding.inputs import listed_documents, listed_pairs
 from staged_pool.runtime.encoding.options import PredictOptions, options
 from staged_pool.runtime.encoding.tensors import no_rows, tensor
 from staged_pool.runtime.requests import MODEL_MAX, Output
@@ -95,20 +96,20 @@ def ranking(card: ModelCard, query: str, documents: Sequence[str], keywords: Map
     """
     if len(card.labels) > 1:
         raise InvalidArgument(f"rank needs a model of one label, and `{card.name}` has several: see predict.")
-    if isinstance(documents, str) or not isinstance(documents, Sequence):
-        raise InvalidArgument("documents must be a list of texts.", param="documents")
-    return prediction(card, [(query, document) for document in documents], (), keywords)
+    if not isinstance(query, str):
+        raise InvalidArgument(f"query must be a text, not {of_type(query)}", param="query")
+    return prediction(card, [(query, document) for document in listed_documents(documents)], (), keywords)
 
 
 def ranked(
-    scores: NDArray[Any], documents: Sequence[str], top_k: int | None, *, return_documents: bool
+    scores: NDArray[Any], pairs: Sequence[tuple[str, str]], top_k: int | None, *, return_documents: bool
 ) -> list[RankedDocument]:
-    """Sort documents by their scores, the best first; equal ones keep their order."""
+    """Sort the documents of pairs by their scores, the best first; equal ones keep their order."""
     order = np.argsort(-scores, kind="stable")[:top_k].tolist()
     values = scores.tolist()
     found: list[RankedDocument] = [{"corpus_id": place, "score": values[place]} for place in order]
     for ranked_document in found if return_documents else ():
-        ranked_document["text"] = documents[ranked_document["corpus_id"]]
+        ranked_document["text"] = pairs[ranked_document["corpus_id"]][1]
     return found
 
 

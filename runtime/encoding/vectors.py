@@ -62,7 +62,7 @@ def encoding(
     """
     chosen = options(EncodeOptions, in_order, keywords)
     chosen.check_device(card.device)
-    given, is_single = listed(inputs)
+    given, is_single = listed(inputs, card)
     wanted = next((output for output in _KINDS if output in card.outputs), None)
     if wanted is None:
         raise Unsupported(f"The model `{card.name}` gives no vectors, only: {', '.join(card.outputs)}.")

@@ -15,6 +15,7 @@ from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.call_options import ScoreOptions
 from staged_pool.runtime.card import ModelCard, Role
+from staged_pool.runtime.encoding.absent_names import ABSENT_NAMES
 from staged_pool.runtime.encoding.inputs import Pairs
 from staged_pool.runtime.encoding.options import PredictKeywords, RankKeywords, ToArray, ToTensor, ToTensors
 from staged_pool.runtime.encoding.predictions import Prediction, RankedDocument, prediction, ranked, ranking
@@ -22,6 +23,7 @@ from staged_pool.runtime.encoding.vectors import encoding
 from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.patience import patiently
 from staged_pool.runtime.input_ranges import portions, with_input_range
+from staged_pool.runtime.own_names import OwnNames
 from staged_pool.runtime.progress import reporting
 from staged_pool.runtime.requests import Content
 from staged_pool.runtime.results import ClassifyResult, ScoreResult
@@ -37,7 +39,7 @@ _WINDOW: Final = 4
 """Requests of one call that are in flight at once: the device always has work, and other callers find room."""
 
 
-class EncodeApi(EngineApi):
+class EncodeApi(OwnNames, EngineApi):
     """Methods with the arguments and results of sentence-transformers 6, which are awaited.
 
     A model of dense vectors follows SentenceTransformer, one of sparse vectors SparseEncoder, and one of several
@@ -50,6 +52,7 @@ class EncodeApi(EngineApi):
     - A wrong argument raises `InvalidArgument`, which is a `ValueError`.
     """
 
+    _instead = ABSENT_NAMES
     _offload: Offload
 
     @property
@@ -128,8 +131,8 @@ class EncodeApi(EngineApi):
             return_documents: Return the texts, too.
             **keywords: See `RankKeywords`.
         """
-        scores = await self._predict(ranking(self.card, query, documents, keywords))
-        return ranked(scores, documents, top_k, return_documents=return_documents)
+        plan = ranking(self.card, query, documents, keywords)
+        return ranked(await self._predict(plan), plan.pairs, top_k, return_documents=return_documents)
 
     async def _encode(
         self, inputs: object, in_order: Sequence[Any], keywords: Mapping[str, Any], role: Role | None
@@ -153,7 +156,7 @@ async def score_pairs(
     engine: EngineApi, pairs: Sequence[tuple[Content, Content]], **options: Unpack[ScoreOptions]
 ) -> ScoreResult:
     """Score pairs of a query and a document; see `EngineApi.score`."""
-    queries, documents = zip(*pairs, strict=True)
+    queries, documents = zip(*arguments.pairs(pairs), strict=True)
     return await engine.score(queries, documents, **options)
 
 

@@ -54,6 +54,9 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
     All methods belong to the event loop that runs the engine. Awaited in another one, they raise `RuntimeError`.
     """
 
+    memory: MemoryGovernor
+    """The memory governor of this process."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -76,7 +79,6 @@ class Engine(EncodeApi, TokenApi, PluginApi, Visits):
         self._offload = offload
         self._clock = options.clock
         self.memory = memory
-        """The memory governor of this process."""
         self._admission = (
             admission_of(config, model.card, {lane: parts.service_time for lane, parts in lanes.items()}, options.clock)
             if remote is None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from staged_pool.runtime import arguments
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.request_planner import check_images
@@ -39,6 +40,7 @@ class TokenApi(ABC):
             Unsupported: The model makes no tokens of texts, or of images.
             Overloaded, EngineStopped: As for `Engine.submit`.
         """
+        arguments.source("source", source)
         tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
         images = source.images if isinstance(source, Chat) else ()
         if any(isinstance(image.source, str) for image in images):
@@ -51,10 +53,11 @@ class TokenApi(ABC):
         """Return the text of token ids, under the preprocess limit. Special tokens stay unless they are skipped.
 
         Raises:
-            InvalidInput: An id is not in the model's vocabulary.
+            InvalidInput: They are no ids, or one is not in the model's vocabulary.
             TooLarge: There are more ids than the engine holds at once, and than the model reads.
             Overloaded, EngineStopped: As for `Engine.submit`.
         """
+        arguments.token_ids("tokens", ids)
         if len(ids) > (most := max(self._config.waiting_tokens, self._model.card.max_tokens)):
             message = f"There are {len(ids)} token ids; at most {most} become one text."
             raise TooLarge(message, param="tokens")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping, Set
 from contextlib import aclosing, closing, nullcontext
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.stages.errors import StageFailed, TooLarge
@@ -13,6 +13,9 @@ from staged_pool.stages.offload import Offload
 
 Parts: TypeAlias = tuple[object, ...]
 """Values of the items that a stage makes of one, at most `max_items`."""
+
+NO_LISTS: Final = (str, bytes, bytearray, memoryview, Mapping, Set)
+"""Types whose iteration gives no parts, or gives them in any order."""
 
 
 class Expansion:
@@ -50,7 +53,7 @@ class Expansion:
         name = self._stage.expand
         if isinstance(name, str):
             value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if isinstance(value, Iterable | AsyncIterable) and not isinstance(value, str | bytes | Mapping):
+        if isinstance(value, Iterable | AsyncIterable) and not isinstance(value, NO_LISTS):
             return value
         what = f"in `{name}`, " if isinstance(name, str) else ""
         message = f"The stage expands its value, which must be a list, {what}not of type {type(value).__name__}."

@@ -243,7 +243,9 @@ class Pipeline:
             if name not in given:
                 raise InvalidInput(f"The request needs the field `{name}`, which the pipeline reads.", param=name)
         items = given[self.items]
-        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Sequence | Iterator | AsyncIterable):
+        if isinstance(items, str | bytes | bytearray | memoryview | Mapping) or not isinstance(
+            items, Sequence | Iterator | AsyncIterable
+        ):
             items = [items]
         return {name: given[name] for name in self._fields}, items
 

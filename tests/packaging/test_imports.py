@@ -101,9 +101,11 @@ def test_a_public_name_is_imported_from_where_type_checkers_find_it() -> None:
 
 def test_the_client_needs_little_of_what_an_engine_does() -> None:
     names = (
+        "argument_types",
         "arguments",
         "input_ranges",
         "joining",
+        "own_names",
         "payloads",
         "progress",
         "requests",

@@ -358,12 +358,12 @@ async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None
 async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(blocking: bool) -> None:
     async with asking(blocking, "http://127.0.0.1:1", batch_items=4) as ask:
         wrong: list[tuple[str, tuple[Any, ...], Mapping[str, Any], str]] = [
-            ("embed", (["a", 5],), {}, "Input 1, of type int, is not a text, a list of token ids"),
+            ("embed", (["a", 5],), {}, "Input 1 must be a text, a list of token ids"),
             ("embed", ("a",), {"outputs": "labels"}, "outputs must be"),
             ("embed", ("a",), {"dimensions": "3"}, "dimensions must be an int"),
             ("embed", ("a",), {"timeout_s": 0}, "timeout_s=0: must be a number of seconds above 0"),
             ("embed", ("a",), {"timeout_s": "1"}, "timeout_s='1': must be a number of seconds above 0"),
-            ("classify", (5,), {}, "must be texts or images"),
+            ("classify", (5,), {}, "input must be a text, an Image, a Chat, or a list of these"),
             ("score", (["a", "b"], ["c", "d", "e"]), {}, "found 2 and 3"),
             ("rerank", ("a", ["b"]), {"top_n": -1}, "top_n must be at least 0"),
             ("rerank", (["a", "c"], ["b"]), {}, "query must be a single query, not 2"),
