@@ -47,6 +47,8 @@ class Progress:
     """Lines that have failed, those of earlier runs included."""
     share: float
     """Part of the input that is done, from 0 to 1. It is estimated from the bytes that are read."""
+    rate: float
+    """Lines a second, of this run and since its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +286,9 @@ class _Saver(Generic[A]):
         self.journal = journal
         self._writer = writer
         self._fresh = Ranges()
-        self._count = len(journal.done)
+        self._resumed = self._count = len(journal.done)
         self._failed = journal.failed
-        self._saved_at = time.monotonic()
+        self._began_at = self._saved_at = time.monotonic()
         self._broken = False
 
     def save(self, answers: Sequence[A]) -> None:
@@ -311,7 +313,8 @@ class _Saver(Generic[A]):
             read_share: Part of the input that these are, from 0 to 1.
         """
         share = read_share * min(self._count / max(lines_read, 1), 1.0)
-        return Progress(completed=self._count - self._failed, failed=self._failed, share=share)
+        rate = (self._count - self._resumed) / max(time.monotonic() - self._began_at, 1e-9)
+        return Progress(completed=self._count - self._failed, failed=self._failed, share=share, rate=rate)
 
     def _write(self, answers: Sequence[A]) -> None:
         self._broken = True

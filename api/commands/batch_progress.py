@@ -33,19 +33,16 @@ def showing_progress() -> Iterator[Callable[[Progress], None]]:
     # Without a thread of its own: the bar is drawn when there is progress.
     with Bar(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0, lines=0, failed=0, rate=0.0)
-        began_at = drawn_at = time.monotonic()
-        first: int | None = None
+        drawn_at = 0.0
 
         def draw(progress: Progress) -> None:
-            nonlocal drawn_at, first
+            nonlocal drawn_at
             now, lines = time.monotonic(), progress.completed + progress.failed
-            if first is None:
-                first = lines
             if now - drawn_at < REDRAW_S and progress.share < 1.0:
                 return
             drawn_at = now
-            rate = (lines - first) / max(now - began_at, 1e-9)
-            bar.update(task, completed=progress.share, lines=lines, failed=progress.failed, rate=rate, refresh=True)
+            share, rate, failed = progress.share, progress.rate, progress.failed
+            bar.update(task, completed=share, lines=lines, failed=failed, rate=rate, refresh=True)
 
         yield draw
 

@@ -19,6 +19,7 @@ from staged_pool.api.commands.serve import serve
 from staged_pool.api.commands.show_config import config
 from staged_pool.api.commands.top import top
 from staged_pool.api.commands.trace import trace
+from staged_pool.api.commands.variables import echo_unknown
 from staged_pool.runtime.version import VERSION
 
 PROGRAM: Final = "staged-pool"
@@ -32,6 +33,15 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use, not of the alphabet."""
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command. Misspelt variables would change nothing in silence, so a warning names them."""
+        found = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and found[1] is not serve:  # whose warnings are in its log
+            echo_unknown(self)
+        return found
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -25,6 +25,7 @@ from staged_pool.api.commands.pipeline_models import with_models_of
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.commands.table import CONFIGS
+from staged_pool.api.commands.variables import log_unknown
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
@@ -119,6 +120,7 @@ def _run(
     from staged_pool.runtime.load_progress import LoadProgress, reporting_loads
 
     logs.configure(process.log_level, process.log_format)
+    log_unknown(click.get_current_context().find_root().command)
     show = None if process.log_format == "json" else logs.status_line()
     progress = LoadProgress() if show is None else LoadProgress(LoadLine(show))
 
@@ -138,6 +140,7 @@ def _run_fleet(
     check_fleet(process.api_servers, server, engines)
     listener = _listener(server)
     logs.configure(process.log_level, process.log_format, process="supervisor")
+    log_unknown(click.get_current_context().find_root().command)
     if code := supervise(process, server, engines, pipelines, listener):
         raise click.exceptions.Exit(code)
 

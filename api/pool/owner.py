@@ -109,7 +109,17 @@ class EngineOwner(OwnNames):
 
     def _results(self, call: Call[Any, R]) -> list[R]:
         """Return the results of all requests of a call, in the order of the inputs."""
-        return [result for _, result in call.results(self._ready().submit)]
+        return [result for _, result in call.results(self._submitting(call))]
+
+    def _submitting(self, call: Call[Any, R]) -> Callable[[Callable[[Engine], Awaitable[R]]], Future[R]]:
+        """Return the function that starts the requests of a call.
+
+        A call that shows progress waits for the model first: the rate is that of its inputs.
+        """
+        thread = self._ready()
+        if call.progress is not False:
+            thread.engine()
+        return thread.submit
 
     def _ready(self) -> EngineThread:
         """Return the thread of the engine, which may still load the model. After a failure it loads again."""

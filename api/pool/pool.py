@@ -226,7 +226,7 @@ class Pool(EncodePool):
 
     def _rows(self, call: Call[Any, U], rows: Callable[[U], Iterable[T]]) -> Generator[tuple[int, T], None, Usage]:
         tokens = 0
-        with closing(call.results(self._ready().submit)) as results:
+        with closing(call.results(self._submitting(call))) as results:
             for place, result in results:
                 tokens += result.usage.prompt_tokens
                 yield from zip(itertools.count(place.first), rows(result))

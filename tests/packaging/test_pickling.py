@@ -115,6 +115,7 @@ def test_each_error_survives_with_its_type_text_and_fields(kind: type[StagedPool
     assert vars(twin) == vars(error)
     assert twin.args == error.args
     if isinstance(error, InvalidInput):
+        assert isinstance(twin, InvalidInput)
         assert twin.with_prefix("x").index == error.with_prefix("x").index
 
 
@@ -183,7 +184,7 @@ EXAMPLES: Final[tuple[Any, ...]] = (
     TextInput("a", 3),
     TokenClassifyRequest(inputs=(TextInput("a"),)),
     TokenClassifyResult(scores=(_ARRAY,), entities=_ENTITIES, labels=("O", "X"), **_OF_ALL),
-    Tokens((1,), ["a"], [(0, 1)]),
+    Tokens([1], ["a"], [(0, 1)]),
     TokensResult((1,), ("a",)),
     Usage(3),
     Video.of_frames([b"a", b"b"], fps=2.0),
