@@ -11,7 +11,7 @@ from staged_pool.stages.errors import ConfigError
 
 CORS_METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED: Final = (
-    "x-request-id", "server-timing", "retry-after", "metadata",
+    "x-request-id", "server-timing", "retry-after", "metadata", "x-ignored-fields",
     "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens",
 )  # fmt: skip
 """Response headers that a page may read."""

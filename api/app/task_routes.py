@@ -22,6 +22,7 @@ from staged_pool.api.wire.ndjson import LineExchange
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.work import Request
 
 
 class TaskRoutes:
@@ -110,9 +111,16 @@ class TaskRoutes:
         exchange = LineExchange(
             task.read_lines, body, engine.card, call.request_id, self._registry.limits, boundary=boundary, placed=placed
         )
+        lines = call.lines
+
+        def decode() -> Request:
+            request = exchange.decode()
+            lines.further = [*lines.further, *exchange.headers]
+            return request
+
         with _errors_in_words_of(exchange, call):
             tokens = await engine.stream(
-                exchange.decode,
+                decode,
                 exchange.encode,
                 call.lines.give,
                 body_bytes=len(body),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.api.wire import extract_images, forms, json_decode
+from staged_pool.api.wire import body_fields, extract_images, forms, json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits
 from staged_pool.runtime.card import ModelCard
@@ -74,6 +74,7 @@ class Received(Generic[W]):
         "_request_id",
         "_writer",
         "dimensions",
+        "headers",
         "words",
     )
 
@@ -100,17 +101,19 @@ class Received(Generic[W]):
         """The caller's names of the request's fields, set by `decode`."""
         self.dimensions: int | None = None
         """Numbers of a vector that the caller asks for, set by `decode`. None: all."""
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        """Headers of the answer that tell of the body, set by `decode`."""
 
     def decode(self) -> Request:
         """Decode the body; call it once. Runs in the parse stage."""
         body, self._body = self._body, b""
-        with json_decode.at_most(self._limits.items):
+        with json_decode.at_most(self._limits.items), body_fields.noting() as ignored:
             if self._boundary is None:
                 request, self._writer = extract_images.read_json(self._read_json, body)
             else:
                 form = forms.read_form(body, self._boundary, self._limits)
                 request, self._writer = extract_images.read_marked(self._read_json, form)
-        self.words = request.words
+        self.words, self.headers = request.words, body_fields.headers_of(ignored)
         if isinstance(request, EmbedRequest):
             self.dimensions = request.dimensions
         return replace(request, model=None) if self._placed else request
@@ -134,7 +137,9 @@ class Exchange(Received[Write]):
     def encode(self, result: object) -> Written:
         """Encode the answer. Runs in the postprocess stage."""
         written = self.writer(result, request_id=self._request_id, created=int(time.time()))
-        return written if isinstance(written, Written) else Written(written)
+        if not isinstance(written, Written):
+            return Written(written, headers=self.headers)
+        return replace(written, headers=written.headers + self.headers) if self.headers else written
 
 
 def with_request_id(write: Write, request_id: str | None) -> Write:

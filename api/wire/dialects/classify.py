@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.dialects import infinity
 from staged_pool.api.wire.dialects.zero_shot import label_settings
@@ -54,7 +54,7 @@ _CLASSIFY_TOKENS: Final = msgspec.json.Decoder(ClassifyTokensBody)
 
 def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_CLASSIFY, body)
+    fields = read_body(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
     if fields.raw_scores is not None and fields.truncate_prompt_tokens is None:
         fields.truncate_prompt_tokens = MODEL_MAX  # Infinity truncates long texts
@@ -73,7 +73,7 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
 
 def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_CLASSIFY_TOKENS, body)
+    fields = read_body(_CLASSIFY_TOKENS, body)
     inputs, places = text_inputs(fields)
     for index, given in enumerate(inputs):
         if not isinstance(given.source, str):

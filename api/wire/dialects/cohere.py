@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_list, joined
 from staged_pool.api.wire.encodings import check_bits
 from staged_pool.api.wire.exchange import Body, Write, with_request_id
@@ -54,7 +54,7 @@ _BODY: Final = msgspec.json.Decoder(EmbedBody)
 
 def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     types = tuple(dict.fromkeys(fields.embedding_types or ("float",)))
     for name in types:
         check_bits(encoding_of(name).dtype, fields.output_dimension or card.width, "embedding_types")

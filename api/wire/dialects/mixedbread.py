@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump_around, entry_values
 from staged_pool.api.wire.dialects.rank_fields import labelled, text_of
 from staged_pool.api.wire.exchange import Body, Write, usage_fields
@@ -45,7 +45,7 @@ _BODY: Final = msgspec.json.Decoder(MixedbreadRerankBody)
 
 def read_reranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     if not fields.query:
         raise field_error("query", "the query is empty; expected a text")
     if not fields.input:

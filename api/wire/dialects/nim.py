@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
@@ -61,7 +61,7 @@ _BODY: Final = msgspec.json.Decoder(RankingBody)
 
 def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     if not fields.passages:
         raise NoInputs("`passages` is empty; give at least one", param="passages")
     query = fields.query.read("query", None)

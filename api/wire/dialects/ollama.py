@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
@@ -111,7 +112,7 @@ def _served(given: str | None, served: Iterable[str]) -> str | None:
 def read_embed(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
     started = time.perf_counter_ns()
-    fields = json_decode.decode(_EMBED, body)
+    fields = read_body(_EMBED, body)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     dimensions = fields.dimensions if fields.dimensions and fields.dimensions < card.width else None
     request = EmbedRequest(
@@ -126,7 +127,7 @@ def read_embed(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 
 def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`. The model's folder says whether the vector is normalized."""
-    fields = json_decode.decode(_EMBEDDINGS, body)
+    fields = read_body(_EMBEDDINGS, body)
     request = EmbedRequest(
         inputs=(_text(fields.prompt or "", fields.options, card, truncate=True),),
         name="prompt",
@@ -161,8 +162,8 @@ def answer_to_nothing(body: Body, *, legacy: bool) -> bytes | None:
     if len(body) > _NOTHING_BYTES:
         return None
     if legacy:
-        return None if json_decode.decode(_EMBEDDINGS, body).prompt else dump({"embedding": []})
-    fields = json_decode.decode(_EMBED, body)
+        return None if read_body(_EMBEDDINGS, body).prompt else dump({"embedding": []})
+    fields = read_body(_EMBED, body)
     return None if fields.input else dump({"model": fields.model or "", "embeddings": []})
 
 

@@ -8,8 +8,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from staged_pool.api.wire import jina, json_decode
+from staged_pool.api.wire import jina
 from staged_pool.api.wire.binary_vectors import write_raw
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump
 from staged_pool.api.wire.encodings import EmbedDType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
@@ -128,7 +129,7 @@ def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> t
 def _read(
     body: Body, card: ModelCard, *, cut: bool, modality: Modality = "text"
 ) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")

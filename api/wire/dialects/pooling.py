@@ -10,6 +10,7 @@ import msgspec
 
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.binary_vectors import write_raw
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, average
 from staged_pool.api.wire.dialects.openai import EncodingFields
 from staged_pool.api.wire.encodings import INTEGERS, Encoding
@@ -105,7 +106,7 @@ def narrowed(body: Body) -> Narrowed:
 
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     if card.is_plugin:
         raise field_error("data", f"this field is required: `{card.name}` is a plugin, and takes data of its own")
     asked = _asked(fields.task, card)

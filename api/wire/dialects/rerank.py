@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.dialects import tei, weaviate
 from staged_pool.api.wire.dialects.rank_fields import texts_of
 from staged_pool.api.wire.dialects.ranking import encode_rerank, ranked
@@ -72,10 +72,10 @@ _FIELDED: Final = msgspec.json.Decoder(_FieldedBody)
 
 def _decode_rerank(body: Body) -> RerankBody:
     if b'"rank_fields"' not in body:
-        return json_decode.decode(_RERANK, body)
-    fields = json_decode.decode(_FIELDED, body, most_depth=MOST_DEPTH)
+        return read_body(_RERANK, body)
+    fields = read_body(_FIELDED, body, most_depth=MOST_DEPTH)
     if not fields.rank_fields:
-        return json_decode.decode(_RERANK, body)
+        return read_body(_RERANK, body)
     fields.documents = texts_of(fields.documents, fields.rank_fields, "documents")
     return fields
 

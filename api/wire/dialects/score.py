@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.dialects.ranking import encode_score, scored
 from staged_pool.api.wire.dialects.score_fields import (
     PAIRS,
@@ -51,7 +51,7 @@ def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
 
 
 def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
-    fields = json_decode.decode(_SCORE, body)
+    fields = read_body(_SCORE, body)
     names = _sides(fields)
     queries, documents = (contents_of(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.dialects.zero_shot import label_settings
 from staged_pool.api.wire.encodings import Encoding
@@ -108,7 +108,7 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
         output: Kind of vectors of the route.
         auto_truncate: Truncate long texts if the request does not say.
     """
-    fields = json_decode.decode(_EMBED, body)
+    fields = read_body(_EMBED, body)
     sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
     request = EmbedRequest(
         inputs=tuple(fields.text(source, auto_truncate) for source in sources),
@@ -167,7 +167,7 @@ def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[C
     A text or `[text]` is one input, `[text, text]` is one pair, and a list of lists is a list of inputs. With
     `candidate_labels` a list of texts is a list of inputs.
     """
-    fields = json_decode.decode(_PREDICT, body)
+    fields = read_body(_PREDICT, body)
     given = fields.inputs
     if not given:
         raise _empty("inputs")
@@ -273,7 +273,7 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
 
 def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
     """See `Read` and `read_embed`."""
-    fields = json_decode.decode(_SIMILARITY, body)
+    fields = read_body(_SIMILARITY, body)
     if not fields.inputs.sentences:
         raise _empty("sentences")
     parameters = fields.parameters or TruncationFields()

@@ -11,6 +11,7 @@ import orjson
 
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import field_error
@@ -101,7 +102,7 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
         InvalidInput: A field is missing or wrong.
         NoInputs: There is no text.
     """
-    fields = json_decode.decode(_TOKENIZE, body)
+    fields = read_body(_TOKENIZE, body)
     texts = [fields.inputs] if isinstance(fields.inputs, str) else fields.inputs
     if not texts:
         raise NoInputs("`inputs` cannot be empty", param="inputs")
@@ -152,7 +153,7 @@ def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool, Words]:
     Raises:
         InvalidInput: A field is missing or wrong.
     """
-    fields = json_decode.decode(_DECODE, body)
+    fields = read_body(_DECODE, body)
     places = InputPaths("ids", several=json_decode.shape(fields.ids)[0] == 2)
     return id_lists(fields.ids, "ids"), fields.skip_special_tokens is not False, Words({"tokens": "ids"}, places)
 

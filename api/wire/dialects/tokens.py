@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.exchange import Body
@@ -46,7 +47,7 @@ def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
     Raises:
         InvalidInput: A field is missing or wrong.
     """
-    fields = json_decode.decode(_TOKENIZE, body)
+    fields = read_body(_TOKENIZE, body)
     messages = None if isinstance(fields.messages, msgspec.UnsetType) else fields.messages
     if messages is not None and json_decode.is_null(messages):
         messages = None
@@ -92,7 +93,7 @@ def decode_detokenize(body: Body) -> DetokenizeBody:
     Raises:
         InvalidInput: A field is missing or wrong.
     """
-    return json_decode.decode(_DETOKENIZE, body)
+    return read_body(_DETOKENIZE, body)
 
 
 def encode_text(text: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.encodings import EmbedDType, Encoding, check_bits
 from staged_pool.api.wire.exchange import Body, Write
@@ -81,7 +81,7 @@ _BODY: Final = msgspec.json.Decoder(MultimodalBody)
 
 def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_BODY, body)
+    fields = read_body(_BODY, body)
     if not fields.inputs:
         raise NoInputs("`inputs` is empty; give at least one", param="inputs")
     dtype: EmbedDType = (

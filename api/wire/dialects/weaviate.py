@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.body_fields import read_body
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around, dump_list, entry_values, joined
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_names import InputPaths
@@ -65,7 +65,7 @@ _VECTORIZE: Final = msgspec.json.Decoder(VectorizeBody)
 
 def read_vector(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`. The vector equals that of sentence-transformers' `encode`; a long text is truncated."""
-    fields = json_decode.decode(_VECTOR, body)
+    fields = read_body(_VECTOR, body)
     config = fields.config or VectorConfig()
     request = EmbedRequest(
         inputs=(TextInput(fields.text, max_tokens=MODEL_MAX),),
@@ -86,7 +86,7 @@ def encode_vector(result: EmbedResult, /, text: str, *, request_id: str, created
 
 def read_vectors(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = json_decode.decode(_VECTORIZE, body)
+    fields = read_body(_VECTORIZE, body)
     texts, images = fields.texts or [], fields.images or []
     if not texts and not images:
         raise NoInputs("`texts` and `images` are empty; give at least one of either", param="texts")
