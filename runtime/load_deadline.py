@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from staged_pool.stages.errors import ConfigError
@@ -21,26 +20,21 @@ class LoadDeadline:
     A thread cannot be ended from outside. So a load looks at its deadline between its steps, and ends itself. One that
     hangs inside a step goes on, but nobody waits for it, and its result is closed when it ends.
 
+    It has no clock: its caller waits, and gives it up. A clock would go on in a freeze of the process, and the load
+    does not.
+
     Args:
-        timeout_s: Seconds from now.
-        clock: Source of the time, in seconds.
+        timeout_s: Limit in seconds, for the message.
     """
 
-    def __init__(self, timeout_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timeout_s: float = math.inf) -> None:
         self._timeout_s = timeout_s
-        self._clock = clock
-        self._ends_at = clock() + timeout_s
         self._lock = threading.Lock()
         self._is_over = False
         self.is_settled = False
         """True once the result belongs to the caller."""
         self.is_running = False
         """True while a thread is inside `running`."""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline; 0 after it."""
-        return max(0.0, self._ends_at - self._clock())
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -53,19 +47,19 @@ class LoadDeadline:
             self.is_running = False
 
     def check(self) -> None:
-        """End the load here if its deadline has passed.
+        """End the load here if its caller has given it up.
 
         Raises:
             LoadTimedOut: It has.
         """
-        if self._is_over or not self.left_s:
+        if self._is_over:
             raise self.error()
 
     def settle(self) -> None:
         """End the load in its thread: from now on its result belongs to the caller.
 
         Raises:
-            LoadTimedOut: The caller has given it up, or the deadline has passed.
+            LoadTimedOut: The caller has given it up.
         """
         with self._lock:
             self.check()

@@ -68,11 +68,12 @@ def was_asked_for(error: BaseException) -> bool:
 class UserCode:
     """A block that calls user code (`with`), or awaits it (`async with`); made by `user_code`."""
 
-    __slots__ = ("_cancels", "_is_own_task")
+    __slots__ = ("_cancels", "_is_own_task", "_task")
 
     def __init__(self, *, is_own_task: bool) -> None:
         self._is_own_task = is_own_task
         self._cancels = 0
+        self._task: object = None
 
     def __enter__(self) -> None:
         pass
@@ -85,21 +86,31 @@ class UserCode:
 
     async def __aenter__(self) -> None:
         self._cancels = _native_cancels()
+        self._task = _running_task()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is not None and self._is_being_closed():
+            return
+        if error is None or isinstance(error, Exception):
             await self._take_back()
             return
-        if isinstance(error, Exception | KeyboardInterrupt | GeneratorExit) or was_asked_for(error):
+        if isinstance(error, KeyboardInterrupt) or was_asked_for(error):
             return
         if _is_cancellation(error):
             if _native_cancels() > self._cancels and (not self._is_own_task or _loop_is_ending()):
                 return  # the host has cancelled the task of the caller, or all tasks, by asyncio's own means
-            _forget_native_cancels(self._cancels)
+            await self._take_back()
             raise Panic(type(error).__name__, STRAY) from error
         raise as_exception(error) from error
+
+    def _is_being_closed(self) -> bool:
+        """Return True if the coroutine of the block is closed from outside: its task does not run."""
+        try:
+            return _running_task() != self._task
+        except RuntimeError:  # no event loop runs
+            return True
 
     async def _take_back(self) -> None:
         """Take back a cancel that the code has asked for itself: it would strike at the next await of ours."""
@@ -115,7 +126,7 @@ def user_code(*, is_own_task: bool = True) -> UserCode:
     """Return a block that calls user code, by `with`, or awaits it, by `async with`.
 
     An error of the block that is no `Exception` becomes a `Panic`. `KeyboardInterrupt` passes, for it is the
-    operator's. So does a cancellation of an awaiting block by a scope around it.
+    operator's. So do a cancellation of an awaiting block by a scope around it, and the end of its coroutine by `close`.
 
     Args:
         is_own_task: The block runs in a task of ours, which nobody but scopes cancels, and the end of the event loop.
@@ -138,6 +149,12 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, cancelled) or (
         isinstance(error, BaseExceptionGroup) and error.subgroup(cancelled) is not None
     )
+
+
+def _running_task() -> object:
+    """Return what identifies the running task."""
+    is_asyncio = sniffio.current_async_library() == "asyncio"
+    return asyncio.current_task() if is_asyncio else anyio.get_current_task().id
 
 
 def _native_cancels() -> int:

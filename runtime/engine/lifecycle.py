@@ -165,7 +165,8 @@ class Lifecycle:
         """Serve no more. Called as soon as a stage gives up, even while other calls still run."""
         if self.phase is Phase.STOPPED:  # broken already; or stopped, which breaks channels under their senders
             return
-        self._breakage = fault = str(first_error(error))
+        first = first_error(error)
+        self._breakage = fault = str(first) or type(first).__name__  # a text in any case: it tells that there is one
         self.phase = Phase.STOPPED
         log.error("engine.broken", fault=fault, requests=len(self._requests.tickets))
         self._requests.fail_all(f"The engine is broken: {fault}.")

@@ -71,7 +71,7 @@ class LoadThread:
     async def find(self, config: EngineConfig, progress: LoadProgress) -> FoundModel:
         """Find a model; see `find_model`. A download may take as long as it takes: its client has limits of its own."""
         find = partial(find_model, progress=progress)
-        if config.model is not None and await self._threads.run(local_folder, config.model) is None:
+        if config.model is not None and await self.run(local_folder, config.model) is None:
             return await self._threads.run(find, config)
         return await self.run(find, config)
 

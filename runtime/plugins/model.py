@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
@@ -17,6 +17,7 @@ from staged_pool.runtime.model import Model, ModelInput
 from staged_pool.runtime.payloads import ModelRow, Row
 from staged_pool.runtime.plugins.call import PluginCall
 from staged_pool.runtime.plugins.host import PluginHost
+from staged_pool.runtime.plugins.items import BatchKeys, PluginItem, plugin_item, tokens_of
 from staged_pool.runtime.plugins.processor import ModelInputs
 from staged_pool.runtime.plugins.request import PluginInput, PluginRequest
 from staged_pool.runtime.requests import (
@@ -39,24 +40,7 @@ from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.user_code import kind_of, user_code
 from staged_pool.stages.work import Parts, Plan, Prepared, Request
 
-ARRAY_BYTES_PER_TOKEN: Final = 4096
-"""Bytes of an array that cost as much as a token: a patch of 16 x 16 pixels with four channels of float32."""
-
-NUMBER_BYTES: Final = 4
-
 log = get_logger("staged_pool.plugins")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginItem:
-    """A model input of a plugin with a forward of its own. As a row, its value is the result."""
-
-    value: Any
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers of 4 bytes in an array; 0 for other values."""
-        return _array_bytes(self.value) // NUMBER_BYTES
 
 
 class _Nothing:
@@ -85,6 +69,7 @@ class PluginModel:
         self.host = host
         self._base = None if host.runs_forward else base
         self._max_inputs = config.max_request_items
+        self._keys = BatchKeys()
         self.card = replace(_card(host, base, config), load_s=load_s)
 
     def plan(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
@@ -117,12 +102,9 @@ class PluginModel:
     def _prepare(self, source: PluginInput) -> tuple[Prepared[Any], ...] | StagedPoolError:
         call, hook = source.call, self.host.places.hooks["preprocess"]
         value = source.value if source.is_preprocessed else call.run_here(hook, source.value)
+        items, named = call.run_part(hook, lambda: self._taken(value))
         outputs = _outputs(self.host, self._base.card) if self._base is not None else ()
-        if isinstance(value, ModelInputs):
-            outputs, value = [Output(name) for name in value.outputs] or outputs, value.inputs
-        if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
-            raise self._failed("preprocess", f"returned {type(value).__name__}, not a sequence of model inputs")
-        items = call.run_part(hook, lambda: list(islice(value, self._max_inputs + 1)))
+        outputs = named or outputs
         if len(items) > self._max_inputs:
             raise TooLarge(
                 f"The plugin `{self.host.name}` makes more than {self._max_inputs} model inputs of this request; that "
@@ -135,8 +117,23 @@ class PluginModel:
             return self._prepare_for_model(self._base, items, frozenset(outputs))
         return call.run_part(hook, lambda: tuple(map(self._prepared, items)))
 
+    def _taken(self, value: object) -> tuple[list[object], list[Output]]:
+        """Return the model inputs that the hook has made, and the outputs that it names."""
+        outputs: list[Output] = []
+        if isinstance(value, ModelInputs):
+            outputs, value = [Output(name) for name in value.outputs], value.inputs
+        if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
+            raise self._failed("preprocess", f"returned {type(value).__name__}, not a sequence of model inputs")
+        return list(islice(value, self._max_inputs + 1)), outputs
+
     def _prepared(self, item: object) -> Prepared[Any]:
-        return Prepared(PluginItem(item), self._tokens(item), self._batch_key(item))
+        plugin = self.host.plugin
+        tokens, key = getattr(plugin, "tokens", None), getattr(plugin, "batch_key", None)
+        return Prepared(
+            plugin_item(item),
+            tokens_of(item, None if tokens is None else tokens(item)),
+            None if key is None else self._keys.number_of(key(item)),
+        )
 
     def _prepare_for_model(
         self, base: Model, items: Sequence[object], outputs: Outputs
@@ -177,7 +174,7 @@ class PluginModel:
         try:
             with user_code():
                 made = self.host.plugin.forward([payload.value for payload in payloads])  # type: ignore[attr-defined]
-                rows = list(islice(made, len(payloads) + 1))
+                rows = [plugin_item(row) for row in islice(made, len(payloads) + 1)]
         except Exception as error:
             if isinstance(error, StagedPoolError) or is_out_of_memory(error):
                 raise
@@ -186,20 +183,11 @@ class PluginModel:
         if len(rows) != len(payloads):
             more = " or more" if len(rows) > len(payloads) else ""
             raise self._failed("forward", f"returned {len(rows)}{more} rows for {len(payloads)} model inputs")
-        return [PluginItem(row) for row in rows]
+        return rows
 
     def _failed(self, hook: str, fault: str) -> PluginFailed:
         name = self.host.name
         return PluginFailed(f"the hook `{hook}` of the plugin `{name}` {fault}", plugin=name, hook=hook)
-
-    def _tokens(self, item: object) -> int:
-        if (tokens := getattr(self.host.plugin, "tokens", None)) is not None and (given := tokens(item)) is not None:
-            return max(1, int(given))
-        return max(1, _array_bytes(item) // ARRAY_BYTES_PER_TOKEN)
-
-    def _batch_key(self, item: object) -> Hashable:
-        key: Callable[[object], Hashable] | None = getattr(self.host.plugin, "batch_key", None)
-        return None if key is None else key(item)
 
     def pads(self, lane: Lane) -> bool:
         return self._base is not None and any(map(self._base.pads, self._base.card.lanes))
@@ -246,11 +234,6 @@ def _locate(index: int) -> tuple[str, None]:
 
 def _unused(rows: Sequence[object], tokens: int) -> object:
     raise RuntimeError("the result of a plugin is awaited")
-
-
-def _array_bytes(value: object) -> int:
-    size = getattr(value, "nbytes", 0)
-    return size if isinstance(size, int) else 0
 
 
 def _outputs(host: PluginHost, card: ModelCard) -> Sequence[Output]:

@@ -34,7 +34,11 @@ async def _exit() -> None:
     raise SystemExit(0)
 
 
-ENDS = [_return, _panic, _exit, stray_cancellation]
+async def _fail_without_a_text() -> None:
+    raise AssertionError
+
+
+ENDS = [_return, _panic, _exit, _fail_without_a_text, stray_cancellation]
 
 
 def ended_by(monkeypatch: pytest.MonkeyPatch, end: Callable[[], Awaitable[None]]) -> anyio.Event:

@@ -6,7 +6,8 @@ import ast
 import asyncio
 import copy
 import pickle
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -101,6 +102,70 @@ async def test_user_code_that_cancels_our_task_leaves_it_whole() -> None:
     with anyio.move_on_after(0.001) as scope:
         await anyio.sleep_forever()
     assert scope.cancelled_caught
+
+
+@pytest.mark.anyio
+async def cancels_and_raises(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    raise ValueError("own")
+
+
+async def cancels_again(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", BACKENDS[:2])
+@pytest.mark.parametrize("code", [cancels_and_raises, cancels_again])
+async def test_a_cancel_beside_an_error_of_user_code_is_taken_back(
+    code: Callable[[asyncio.Task[None]], Awaitable[None]],
+) -> None:
+    """Asyncio would take the task for cancelled, although it ends without an error: its group would end in silence."""
+    goes_on: list[bool] = []
+
+    async def ours() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(Exception, match=r"own|no scope"):
+            async with user_code():
+                await code(task)
+        assert task.cancelling() == 0
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ours)
+        await anyio.wait_all_tasks_blocked()
+        await anyio.lowlevel.checkpoint()
+        goes_on.append(True)
+    assert goes_on
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_coroutine_that_is_closed_ends_quietly(backend: str) -> None:
+    """As one that is collected after its event loop: there is nobody to tell."""
+    reached: list[str] = []
+
+    @types.coroutine
+    def waits() -> Iterator[None]:
+        yield
+
+    async def block() -> None:
+        async with user_code():
+            reached.append("inside")
+            await waits()
+
+    coroutine = block()
+
+    async def begin() -> None:
+        coroutine.send(None)
+
+    anyio.run(begin, backend=backend)
+    coroutine.close()
+    assert reached == ["inside"]
 
 
 @pytest.mark.anyio

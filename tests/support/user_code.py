@@ -64,5 +64,6 @@ STRAY_CANCELLATION = BadEnd("Cancel", None)
 BAD_ENDS = [
     pytest.param(BadEnd("RustPanic", lambda: RustPanic("boom")), id="panic"),
     pytest.param(BadEnd("SystemExit", lambda: SystemExit(3)), id="exit"),
+    pytest.param(BadEnd("GeneratorExit", GeneratorExit), id="generator exit"),
     pytest.param(STRAY_CANCELLATION, id="stray cancellation"),
 ]

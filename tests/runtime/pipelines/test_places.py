@@ -270,7 +270,7 @@ async def test_a_function_reaches_the_event_loop_from_its_thread_also_when_it_wa
 async def test_threads_give_back_their_places_whatever_a_call_does(end: BadEnd) -> None:
     threads = FunctionThreads(2)
     for _ in range(5):
-        with pytest.raises(Exception, match=r"cancellation|RustPanic|SystemExit"):
+        with pytest.raises(Exception, match=r"cancellation|RustPanic|SystemExit|GeneratorExit"):
             await threads(end.called, None)
         with anyio.CancelScope() as scope:
             scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,9 @@ from tests.support.user_code import BAD_ENDS, BadEnd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
+
+CRASHES = 9
+"""Crashes of a stage within a minute that break its engine."""
 
 HOOKS = ["parse", "load", "preprocess", "postprocess"]
 
@@ -185,3 +189,77 @@ async def test_a_generator_that_raises_fails_by_the_name_of_its_hook() -> None:
     async with engine_of_plugin(Raises()) as engine:
         with pytest.raises(PluginFailed, match=r"`preprocess` \(ValueError\)"):
             await engine.process({"text": "ab"})
+
+
+class OddKey:
+    """A key that is equal to nothing, and fails when it is compared."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit(3)
+
+
+class OddRow:
+    """A row whose size cannot be told."""
+
+    @property
+    def nbytes(self) -> int:
+        raise SystemExit(3)
+
+
+class Odd(AwaitedLetters):
+    """Gives the stages an odd value for the letter x."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def batch_key(self, item: Any) -> Any:
+        keys = {"a list as key": ["x"], "a key that fails": OddKey()}
+        return keys.get(self._kind) if item == "x" else None
+
+    def tokens(self, item: Any) -> Any:
+        costs = {"an endless cost": 10**400, "a cost that is no number": math.nan}
+        return costs.get(self._kind, 1) if item == "x" else 1
+
+    def forward(self, batch: Any) -> Any:
+        rows = super().forward(batch)
+        return [OddRow() if self._kind == "a row without size" and row == ord("x") else row for row in rows]
+
+
+@pytest.mark.parametrize(
+    "kind", ["a list as key", "a key that fails", "an endless cost", "a cost that is no number", "a row without size"]
+)
+async def test_odd_values_fail_their_request_and_never_the_stages(kind: str) -> None:
+    told: list[str] = []
+    outputs: list[Any] = []
+
+    async def ask(engine: Engine, text: str) -> None:
+        try:
+            outputs.append((await engine.process({"text": text}))["codes"])
+        except PluginFailed as error:
+            told.append(error.hook)
+
+    async with engine_of_plugin(Odd(kind)) as engine:
+        for _ in range(CRASHES + 1):  # more crashes than a stage survives
+            async with anyio.create_task_group() as tasks:
+                for text in ("ab", "xx", "ab"):
+                    tasks.start_soon(ask, engine, text)
+            await until(lambda: is_idle(engine))
+        assert engine.fault is None
+    assert outputs == [[97, 98]] * (2 * CRASHES + 2)
+    assert set(told) == {"forward" if "row" in kind else "preprocess"}
+    assert len(told) == CRASHES + 1
+
+
+async def test_only_equal_keys_share_a_batch() -> None:
+    class Keyed(AwaitedLetters):
+        def batch_key(self, item: Any) -> Any:
+            return (item.isupper(), frozenset({1, 2}))
+
+    plugin = Keyed()
+    async with engine_of_plugin(plugin) as engine:
+        assert (await engine.process({"text": "aBcD"}))["codes"] == [97, 66, 99, 68]
+    assert sorted(map(sorted, plugin.batches)) == [["B", "D"], ["a", "c"]]
