@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import orjson
 
-from staged_pool.api.bulk.text_file import RawLine
+from staged_pool.api.bulk.custom_ids import CustomIds
+from staged_pool.api.bulk.text_file import LineReader, RawLine
 from staged_pool.api.wire.chunked_json import Pieces, pieces_of
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages import foreign_json
@@ -85,6 +87,37 @@ def read_batch_line(raw: RawLine) -> BatchLine:
     if not body.startswith(b"{"):
         return wrong("invalid_body", "body: expected a JSON object, the body of the request", custom_id)
     return BatchLine(raw.number, custom_id, given.url, body)
+
+
+class UniqueLines:
+    """Reads the lines of one job, in order, and finds a repeated `custom_id`.
+
+    Such a line has a fault, because answers are told apart by their `custom_id` alone. A resumed job reads its input
+    from the beginning, so it finds the same lines.
+    """
+
+    def __init__(self) -> None:
+        self._ids = CustomIds()
+
+    def read(self, raw: RawLine) -> BatchLine:
+        """Read the next line; see `read_batch_line`."""
+        line = read_batch_line(raw)
+        if line.custom_id is None:
+            return line
+        first = self._ids.first_line(line.custom_id, line.number)
+        if first == line.number or line.fault is not None:
+            return line
+        message = f"custom_id: line {first + 1} has the same one; name each request differently"
+        return replace(line, url="", body=b"", fault=Fault("duplicate_custom_id", message))
+
+
+def batch_reader(path: Path) -> LineReader[BatchLine]:
+    """Open a file of requests. A faulty line has a `fault`; so has one whose `custom_id` an earlier line has.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    return LineReader(path, UniqueLines().read, skip_blank=True)
 
 
 @dataclass(frozen=True, slots=True)

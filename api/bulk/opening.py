@@ -11,7 +11,7 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias
 import anyio
 import anyio.to_thread
 
-from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, read_batch_line
+from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, batch_reader
 from staged_pool.api.bulk.files import drop_parts, journal_of, publish
 from staged_pool.api.bulk.job import Progress, Summary, Window, run_job
 from staged_pool.api.bulk.journal import Identity, Journal, State
@@ -112,7 +112,7 @@ def open_batch(
         ConfigError: A file cannot be used as asked.
     """
     journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
-    reader = LineReader(source, read_batch_line, skip_blank=True)
+    reader = batch_reader(source)
     stack.callback(reader.close)
     return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal, output, errors)
 

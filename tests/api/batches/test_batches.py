@@ -70,6 +70,18 @@ async def test_a_batch_is_answered_as_the_route_answers(tmp_path: Path) -> None:
         assert (output["purpose"], output["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
 
 
+async def test_a_repeated_custom_id_fails_alone(tmp_path: Path) -> None:
+    lines = [request("a", {"input": "one"}), request("b", {"input": "two"}), request("a", {"input": "three"})]
+    async with asking(tmp_path) as (_, client):
+        batch = await client.ended((await client.create(b"\n".join(lines)))["id"])
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
+        answered = {line["custom_id"]: line for line in await client.content(batch["output_file_id"])}
+        (failed,) = await client.content(batch["error_file_id"])
+        sent = await client.post("/v1/embeddings", {"input": "one"})
+    assert answered["a"]["response"]["body"]["data"] == sent["data"]
+    assert (failed["custom_id"], failed["error"]["code"], failed["error"]["line"]) == ("a", "duplicate_custom_id", 3)
+
+
 async def test_lines_choose_among_labels_of_their_own(tmp_path: Path) -> None:
     labels = {"candidate_labels": ["c", "acca"], "multi_label": True}
     bodies: dict[str, list[dict[str, Any]]] = {

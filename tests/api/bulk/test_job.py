@@ -70,6 +70,39 @@ async def test_a_wrong_line_fails_alone_and_says_why(tmp_path: Path, errors: boo
     assert all(answer["response"] is None for answer in failed)
 
 
+async def test_a_repeated_custom_id_fails_alone_and_the_first_one_is_answered(tmp_path: Path) -> None:
+    lines = [request("a", "one"), request("b"), request("a", "two"), {**request("c"), "method": "GET"}, request("c")]
+    await write_lines(tmp_path / "in.jsonl", [*lines, "", request("a", "three")])
+    summary = await run(tmp_path, EchoWork(), errors=True)
+    assert (summary.completed, summary.failed) == (2, 4)
+    answers = {each["custom_id"]: each for each in await read_lines(tmp_path / "out.jsonl")}
+    assert answers.keys() == {"a", "b"}
+    assert answers["a"]["response"]["body"]["input"] == "one"
+    failed = {each["error"].pop("line"): each for each in await read_lines(tmp_path / "errors.jsonl")}
+    found = {line: (each["custom_id"], each["error"]["code"]) for line, each in failed.items()}
+    repeated = "duplicate_custom_id"
+    assert found == {3: ("a", repeated), 4: ("c", "invalid_method"), 5: ("c", repeated), 7: ("a", repeated)}
+    assert failed[7]["error"]["message"] == "custom_id: line 1 has the same one; name each request differently"
+
+
+async def test_a_resumed_job_knows_the_custom_ids_of_its_earlier_run(tmp_path: Path) -> None:
+    numbers = [*range(20), *range(20)]
+    await write_lines(tmp_path / "in.jsonl", [request(str(n), f"text {place}") for place, n in enumerate(numbers)])
+
+    async def before(line: BatchLine) -> None:
+        if line.number == 25:
+            raise EngineStopped("the engine is broken")
+
+    with pytest.raises(EngineStopped, match="is broken"):
+        await run(tmp_path, EchoWork(before), window=Window(lines=1))
+    summary = await run(tmp_path, EchoWork(), existing="resume")
+    assert (summary.resumed, summary.completed, summary.failed) == (25, 20, 20)
+    answers = await read_lines(tmp_path / "out.jsonl")
+    right = {each["custom_id"]: each["response"]["body"]["input"] for each in answers if each["error"] is None}
+    assert right == {str(number): f"text {number}" for number in range(20)}
+    assert {each["error"]["code"] for each in answers if each["error"] is not None} == {"duplicate_custom_id"}
+
+
 async def test_without_failures_no_file_of_errors_is_left(tmp_path: Path) -> None:
     await write_lines(tmp_path / "in.jsonl", [request("1")])
     await anyio.Path(tmp_path / "errors.jsonl").write_text("of an older run")
