@@ -111,9 +111,9 @@ def open_batch(
     Raises:
         ConfigError: A file cannot be used as asked.
     """
-    journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
-    reader = batch_reader(source)
+    reader = batch_reader(source)  # first: an input that cannot be read leaves no journal
     stack.callback(reader.close)
+    journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
     return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal, output, errors)
 
 
@@ -196,13 +196,13 @@ def open_texts(
     }
     if formats.output == "parquet":
         check_installed(output)
-    journal = open_journal(stack, source, output, about, existing)
     reader: LineReader[TextLine] | ParquetReader = (
         ParquetReader(source, formats.column)
         if formats.source == "parquet"
         else LineReader(source, read_text_line, skip_blank=False)
     )
     stack.callback(reader.close)
+    journal = open_journal(stack, source, output, about, existing)
     kinds: Mapping[str, OpensWriter[TextAnswer]] = {"jsonl": LinesWriter, "npy": NumpyWriter, "parquet": ParquetWriter}
     writer = open_writer(stack, kinds[formats.output], output, errors, journal)
     return OpenJob(reader, writer, journal, output, errors)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, Final, TypeVar
 
-from staged_pool.stages import foreign_json
+from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import ConfigError
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class JsonFile:
         name = str(path.relative_to(root))
         try:
             foreign_json.check_size(path.stat().st_size)
-            content = foreign_json.decode(path.read_text(encoding="utf-8"))
+            content = foreign_json.decode(foreign_text.decoded(_without_mark(path.read_bytes())))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -110,6 +110,17 @@ class JsonFile:
         if (value := self.positive(field, most)) is None:
             raise ConfigError(f"{self.name}: {field} is missing")
         return value
+
+
+def _without_mark(content: bytes) -> bytes:
+    """Return the content of a file of UTF-8 without a byte order mark.
+
+    Raises:
+        BadText: It has another encoding, or a mark, which transformers does not read.
+    """
+    if foreign_text.unmarked(content) != content:
+        raise foreign_text.BadText("it begins with a byte order mark; save it as UTF-8 without one")
+    return content
 
 
 def shown(value: object) -> str:

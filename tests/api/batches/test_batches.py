@@ -134,7 +134,7 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
             8: "invalid_method",
         }
         (deep,) = (line["error"]["message"] for line in errors if line["error"] and line["error"]["line"] == 3)
-        assert "nested too deeply: more than 128 lists and objects inside one another, from line 1, column 129" in deep
+        assert "nested too deeply: more than 128 lists and objects inside one another, from line 3, column 129" in deep
         statuses = {line["custom_id"]: line["response"]["status_code"] for line in errors if line["response"]}
         assert statuses == {"empty": 400, "model": 424}
 
@@ -146,6 +146,8 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
         (b"\n \n\r\n", ["empty_file"]),
         (b"no\njson\n", ["invalid_json_line", "invalid_json_line"]),
         (requests(5), ["too_many_requests"]),
+        (requests(3).decode().encode("utf-16"), ["invalid_encoding"]),
+        (requests(3).decode().encode("utf-16-le"), ["invalid_encoding"]),
     ],
 )
 async def test_a_file_that_cannot_be_run_fails_with_its_lines(

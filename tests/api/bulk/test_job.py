@@ -20,7 +20,7 @@ from staged_pool.api.bulk.job import Window
 from staged_pool.api.bulk.journal import Journal
 from staged_pool.api.bulk.opening import Existing
 from staged_pool.stages.errors import ConfigError, EngineStopped
-from tests.api.bulk.jobs import EchoWork, Reports, names, read_lines, request, run, write_lines
+from tests.api.bulk.jobs import EchoWork, Reports, line_of, names, read_lines, request, run, write_lines
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +68,37 @@ async def test_a_wrong_line_fails_alone_and_says_why(tmp_path: Path, errors: boo
     assert [answer["error"]["code"] for answer in failed] == codes
     assert [answer["error"]["line"] for answer in failed] == list(range(3, 3 + len(wrong)))
     assert all(answer["response"] is None for answer in failed)
+
+
+async def test_a_line_with_a_wrong_text_keeps_its_custom_id_and_says_what_is_wrong(tmp_path: Path) -> None:
+    half, bytes_ = "a text in it holds half of a surrogate pair", "it is not UTF-8, from byte {} of line {} on"
+    wrong: list[tuple[bytes, str | None, str]] = [
+        (rb'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "\ud83d"}}', "a", half),
+        (rb'{"body": {"input": "\ud83d\n"}, "custom_id": "b", "url": "/v1/embeddings"}', "b", half),
+        (rb'{"custom_id": "c", "url": "/v1/embeddings", "body": {"input": "\udc00"}}', "c", half),
+        (rb'{"custom_id": "d", "url": "\ud83dx", "body": {}}', "d", half),
+        (rb'{"custom_id": "\ud83d", "url": "/v1/embeddings", "body": {}}', None, half),
+        (b'{"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "\xff"}}', "e", bytes_.format(64, 7)),
+        (b'{"custom_id": "\xff", "url": "/v1/embeddings", "body": {}}', None, bytes_.format(16, 8)),
+        (b'{"custom_id": "f", "url": "\xff", "body": {}}', "f", bytes_.format(28, 9)),
+        (b'{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "a", "has the same one"),
+    ]
+    lines = [b"\xef\xbb\xbf" + line_of(request("first")), *(line for line, _, _ in wrong), line_of(request("last"))]
+    await anyio.Path(tmp_path / "in.jsonl").write_bytes(b"\r\n".join(lines))
+    summary = await run(tmp_path, EchoWork(), errors=True)
+    assert (summary.completed, summary.failed) == (2, len(wrong))
+    failed = sorted(await read_lines(tmp_path / "errors.jsonl"), key=lambda answer: int(answer["error"]["line"]))
+    assert [answer["custom_id"] for answer in failed] == [custom_id for _, custom_id, _ in wrong]
+    assert not [why for answer, (_, _, why) in zip(failed, wrong, strict=True) if why not in answer["error"]["message"]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+async def test_an_input_of_another_encoding_is_named_and_leaves_nothing(tmp_path: Path, encoding: str) -> None:
+    text = json.dumps(request("a")) + "\n"
+    await anyio.Path(tmp_path / "in.jsonl").write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match="the input cannot be read: it is UTF-16, but must be UTF-8"):
+        await run(tmp_path, EchoWork())
+    assert await names(tmp_path) == ["in.jsonl"]
 
 
 async def test_a_repeated_custom_id_fails_alone_and_the_first_one_is_answered(tmp_path: Path) -> None:
