@@ -8,6 +8,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, Final, TypeVar
 
+from staged_pool.runtime.models.specs import lfs_pointer
 from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import ConfigError
 
@@ -46,7 +47,9 @@ class JsonFile:
         name = str(path.relative_to(root))
         try:
             foreign_json.check_size(path.stat().st_size)
-            content = foreign_json.decode(foreign_text.decoded(_without_mark(path.read_bytes())))
+            stored = path.read_bytes()
+            lfs_pointer.check_content(stored, name)
+            content = foreign_json.decode(foreign_text.decoded(_without_mark(stored)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
