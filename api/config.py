@@ -126,6 +126,9 @@ class ServerConfig:
         flag="cors-origin",
         metavar="ORIGIN",
         default_text="only the pages of this server",
+        more="Applications have schemes of their own, such as chrome-extension://ID, app://obsidian.md and "
+        "tauri://localhost. null stands for each page that keeps its origin secret, such as a file or a sandboxed "
+        "frame: any page can become one. An allowed page of the internet also reaches a server in a private network.",
     )
     root_path: str = setting(
         "",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from staged_pool.api.asgi import App, Scope
+from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.stages.errors import ConfigError
 
 CORS_METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
@@ -19,7 +19,14 @@ EXPOSED: Final = (
 PREFLIGHT_S: Final = 600
 """Seconds for which a browser caches the answer to a preflight."""
 
-_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_ORIGIN: Final = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?"
+)
+_WITHOUT_HOST: Final = ("*", "null", "file://")
+"""All origins; that of pages which hide theirs; that of files in some applications."""
+
+_USUAL_PORTS: Final = {"http": "80", "https": "443"}
+_PRIVATE_NETWORK: Final = b"access-control-request-private-network"
 _ROOT_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
@@ -34,18 +41,46 @@ def is_preflight(scope: Scope) -> bool:
 def cors(app: App, origins: Sequence[str]) -> App:
     """Wrap `app` with CORS for pages of these origins.
 
-    Cookies are not allowed, and have no effect: a page must have a key.
+    Cookies are not allowed, and have no effect: a page must have a key. A page of the internet that asks whether it may
+    reach a server in a private network gets the answer of its origin.
     """
     from starlette.middleware.cors import CORSMiddleware
 
-    return CORSMiddleware(
+    inner = CORSMiddleware(
         app,
-        allow_origins=origins,
+        allow_origins=[as_sent(origin) for origin in origins],
         allow_methods=CORS_METHODS,
         allow_headers=["*"],  # client libraries in browsers add headers of their own
         expose_headers=EXPOSED,
         max_age=PREFLIGHT_S,
     )
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        asks = scope["type"] == "http" and any(name == _PRIVATE_NETWORK for name, _ in scope["headers"])
+        if not asks or not is_preflight(scope):
+            await inner(scope, receive, send)
+            return
+
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                headers = [*message["headers"], (b"access-control-allow-private-network", b"true")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        # Older starlettes do not know the question, and newer ones reject it unless they are told.
+        headers = [(name, value) for name, value in scope["headers"] if name != _PRIVATE_NETWORK]
+        await inner({**scope, "headers": headers}, receive, send_more)
+
+    return answer
+
+
+def as_sent(origin: str) -> str:
+    """Return an origin as browsers send it: hosts of the web in lower case, without the usual port."""
+    found = _ORIGIN.fullmatch(origin)
+    if found is None or found["scheme"] not in _USUAL_PORTS:
+        return origin
+    port = "" if found["port"] in (None, _USUAL_PORTS[found["scheme"]]) else f":{found['port']}"
+    return f"{found['scheme']}://{found['host'].lower()}{port}"
 
 
 def check_origins(origins: Sequence[str]) -> None:
@@ -55,8 +90,10 @@ def check_origins(origins: Sequence[str]) -> None:
         ConfigError: One has not; the message has the expected form.
     """
     for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"cors_origin={origin!r}: expected scheme://host, scheme://host:port, or *")
+        if origin not in _WITHOUT_HOST and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origin={origin!r}: expected scheme://host, scheme://host:port, null, file://, or * for all"
+            )
 
 
 def check_root_path(root_path: str) -> None:

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from staged_pool.api import status
 from staged_pool.api.asgi import Scope
 from staged_pool.api.status import Problem
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 OPEN: Final = frozenset(
@@ -140,9 +141,9 @@ def read_keys(path: Path) -> list[str]:
         ConfigError: The file cannot be read, or has no key.
     """
     try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        lines = [line.strip() for line in foreign_text.lines_of(path.read_bytes())]
+    except (OSError, foreign_text.BadText) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"api_key_file={str(path)!r}: cannot be read ({reason})") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:  # an empty file must not open the server to everyone

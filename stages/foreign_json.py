@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, overload
 
+from staged_pool.stages import foreign_text
+
 T = TypeVar("T")
 Content = bytes | bytearray | memoryview | str
 
@@ -38,11 +40,13 @@ class BadJson(ValueError):
 
 
 @overload
-def decode(content: Content, *, most_bytes: int = ..., most_depth: int | None = ...) -> Any: ...
+def decode(content: Content, *, most_bytes: int = ..., most_depth: int | None = ..., line: int = ...) -> Any: ...
 
 
 @overload
-def decode(content: Content, read: Callable[[Any], T], *, most_bytes: int = ..., most_depth: int | None = ...) -> T: ...
+def decode(
+    content: Content, read: Callable[[Any], T], *, most_bytes: int = ..., most_depth: int | None = ..., line: int = ...
+) -> T: ...
 
 
 def decode(
@@ -51,6 +55,7 @@ def decode(
     *,
     most_bytes: int = MOST_BYTES,
     most_depth: int | None = MOST_DEPTH,
+    line: int = 1,
 ) -> Any:
     """Decode foreign JSON.
 
@@ -59,23 +64,26 @@ def decode(
         read: Decodes it, such as the method of a decoder with types.
         most_bytes: Limit on the bytes.
         most_depth: Limit on lists and objects inside one another. None: the types of `read` bound the depth.
+        line: Number of its first line in its file, from 1, for errors.
 
     Raises:
         BadJson: The content is too large, nested too deeply, or no JSON. Other errors of `read` pass.
     """
     check_size(len(content), most_bytes)
     if most_depth is not None:
-        check_depth(content, most_depth)
+        check_depth(content, most_depth, line=line)
     try:
         return read(content)
     except RecursionError:
         raise BadJson("it is nested too deeply") from None
     except json.JSONDecodeError as error:  # orjson's error is one, too
-        raise BadJson(f"{error.msg}, in line {error.lineno}, column {error.colno}") from error
+        raise BadJson(f"{error.msg}, in line {error.lineno + line - 1}, column {error.colno}") from error
     except UnicodeDecodeError as error:
-        # Some decoders tell the place in one text of the content only.
-        where = f", from its byte {error.start + 1} on" if len(error.object) == len(content) else ""
-        raise BadJson(f"it is not UTF-8{where}") from error
+        # A decoder may tell the place in one text alone. A part of a larger content has no place to tell.
+        fault = ""
+        if isinstance(content, bytes | bytearray | memoryview):
+            fault = foreign_text.fault_of(bytes(content), line=line)
+        raise BadJson(fault or "it is not UTF-8") from error
 
 
 def check_size(size: int, most_bytes: int = MOST_BYTES) -> None:
@@ -88,8 +96,13 @@ def check_size(size: int, most_bytes: int = MOST_BYTES) -> None:
         raise BadJson(f"it has {size} bytes, and {most_bytes} are allowed")
 
 
-def check_depth(content: Content, most: int = MOST_DEPTH) -> None:
+def check_depth(content: Content, most: int = MOST_DEPTH, *, line: int = 1) -> None:
     """Reject JSON that is nested too deeply. It need not be valid.
+
+    Args:
+        content: The JSON.
+        most: Limit on lists and objects inside one another.
+        line: Number of its first line in its file, from 1.
 
     Raises:
         BadJson: More than `most` lists and objects are inside one another; says where.
@@ -104,11 +117,11 @@ def check_depth(content: Content, most: int = MOST_DEPTH) -> None:
     while rounds < most and len(fewer := brackets.replace(b"[]", b"")) < len(brackets):
         brackets, rounds = fewer, rounds + 1  # each round takes away the innermost level
     if (left := brackets.count(b"[")) and left + rounds > most:
-        where = _place_of(whole[:_SEARCHED_BYTES], most)
+        where = _place_of(whole[:_SEARCHED_BYTES], most, line)
         raise BadJson(f"it is nested too deeply: more than {most} lists and objects inside one another{where}")
 
 
-def _place_of(content: bytes, most: int) -> str:
+def _place_of(content: bytes, most: int, first_line: int) -> str:
     """Return the place of the bracket that is one level too deep; empty if the content has none."""
     depth = 0
     for mark in _MARK.finditer(content):
@@ -116,6 +129,6 @@ def _place_of(content: bytes, most: int) -> str:
         depth -= mark[0] in (b"]", b"}")
         if depth > most:
             at = mark.start()
-            line, column = content.count(b"\n", 0, at) + 1, at - content.rfind(b"\n", 0, at)
+            line, column = content.count(b"\n", 0, at) + first_line, at - content.rfind(b"\n", 0, at)
             return f", from line {line}, column {column} on"
     return ""

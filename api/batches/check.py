@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.api.batches.records import BatchFault
-from staged_pool.api.bulk.batch_lines import read_batch_line
-from staged_pool.api.bulk.text_file import LineReader
+from staged_pool.api.bulk.batch_lines import batch_reader
+from staged_pool.api.bulk.text_file import check_encoding
+from staged_pool.stages.foreign_text import BadText
 
 MOST_LINES: Final = 50_000
 """Maximum number of requests in one batch, as at OpenAI."""
@@ -32,7 +33,12 @@ def check_input(path: Path) -> Checked:
 
     A faulty line among others is no reason against the batch: it fails alone.
     """
-    reader = LineReader(path, read_batch_line, skip_blank=True)
+    try:
+        check_encoding(path)
+    except BadText as error:
+        message = f"The file cannot be read: {error}"
+        return Checked(0, (BatchFault(code="invalid_encoding", message=message),))
+    reader = batch_reader(path)
     total = faulty = 0
     faults: list[BatchFault] = []
     try:

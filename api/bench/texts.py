@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 _COMMON: Final = (
@@ -77,9 +78,10 @@ def lines_of(path: Path) -> Sequence[str]:
         ConfigError: It cannot be read, or has no text.
     """
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"file={str(path)!r}: cannot be read as UTF-8: {error}") from error
+        lines = [line for line in foreign_text.lines_of(path.read_bytes()) if line.strip()]
+    except (OSError, foreign_text.BadText) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"file={str(path)!r}: cannot be read ({reason})") from None
     if not lines:
         raise ConfigError(f"file={str(path)!r}: has no text; write one a line")
     return lines

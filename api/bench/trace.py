@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from staged_pool.api.bench.sizes import Kind
-from staged_pool.stages import foreign_json
+from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import ConfigError
 
 FORMAT: Final = "staged-pool-trace"
@@ -108,9 +108,10 @@ def read_trace(path: Path) -> Trace:
         ConfigError: It cannot be read, or a line is wrong; names the line.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"TRACE {path}: cannot be read: {error.strerror}") from error
+        content = foreign_text.unmarked(path.read_bytes())
+    except (OSError, foreign_text.BadText) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"TRACE {path}: cannot be read: {reason}") from error
     first, _, rest = content.partition(b"\n")
     try:
         head = foreign_json.decode(first, orjson.loads)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import orjson
 
-from staged_pool.api.bulk.text_file import RawLine
+from staged_pool.api.bulk.custom_ids import CustomIds
+from staged_pool.api.bulk.text_file import LineReader, RawLine
 from staged_pool.api.wire.chunked_json import Pieces, pieces_of
+from staged_pool.api.wire.json_decode import reason
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.stages import foreign_json
+from staged_pool.stages import foreign_json, foreign_text
 
 EXAMPLE: Final = '{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a text"}}'
 """A line that is right, for errors."""
@@ -60,6 +64,8 @@ class _Given(msgspec.Struct):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Given)
+_DAMAGED: Final = re.compile("[\ud800-\udfff\ufffd]")
+"""Halves of surrogate pairs, and replacements of bytes that are not UTF-8."""
 
 
 def read_batch_line(raw: RawLine) -> BatchLine:
@@ -71,9 +77,12 @@ def read_batch_line(raw: RawLine) -> BatchLine:
     if raw.fault:
         return wrong("line_too_long", raw.fault)
     try:
-        given = foreign_json.decode(raw.content, _DECODER.decode)
-    except (msgspec.DecodeError, foreign_json.BadJson) as error:
-        return wrong("invalid_json_line", f"The line is no JSON object ({error}); a line that is right: {EXAMPLE}")
+        foreign_text.decoded(raw.content, line=raw.number + 1)  # the body, which is decoded later, is a part of it
+        given = foreign_json.decode(raw.content, _DECODER.decode, line=raw.number + 1)
+    except (msgspec.DecodeError, foreign_json.BadJson, foreign_text.BadText) as error:
+        why = reason(error, raw.content) if isinstance(error, msgspec.DecodeError) else str(error)
+        message = f"The line is no valid JSON object ({why}); a line that is right: {EXAMPLE}"
+        return wrong("invalid_json_line", message, _custom_id_of(raw.content))
     custom_id = given.custom_id
     if not isinstance(custom_id, str) or not custom_id:
         return wrong("missing_custom_id", "custom_id: expected a text that names the request")
@@ -85,6 +94,49 @@ def read_batch_line(raw: RawLine) -> BatchLine:
     if not body.startswith(b"{"):
         return wrong("invalid_body", "body: expected a JSON object, the body of the request", custom_id)
     return BatchLine(raw.number, custom_id, given.url, body)
+
+
+def _custom_id_of(content: bytes) -> str | None:
+    """Return the `custom_id` of a line with a wrong text in another place; None if it cannot be told."""
+    try:
+        given = foreign_json.decode(content.decode(errors="replace"))
+    except foreign_json.BadJson:
+        return None
+    custom_id = given.get("custom_id") if isinstance(given, dict) else None
+    if not isinstance(custom_id, str) or not custom_id or _DAMAGED.search(custom_id):
+        return None
+    return custom_id
+
+
+class UniqueLines:
+    """Reads the lines of one job, in order, and finds a repeated `custom_id`.
+
+    Such a line has a fault, because answers are told apart by their `custom_id` alone. A resumed job reads its input
+    from the beginning, so it finds the same lines.
+    """
+
+    def __init__(self) -> None:
+        self._ids = CustomIds()
+
+    def read(self, raw: RawLine) -> BatchLine:
+        """Read the next line; see `read_batch_line`."""
+        line = read_batch_line(raw)
+        if line.custom_id is None:
+            return line
+        first = self._ids.first_line(line.custom_id, line.number)
+        if first == line.number or line.fault is not None:
+            return line
+        message = f"custom_id: line {first + 1} has the same one; name each request differently"
+        return replace(line, url="", body=b"", fault=Fault("duplicate_custom_id", message))
+
+
+def batch_reader(path: Path) -> LineReader[BatchLine]:
+    """Open a file of requests. A faulty line has a `fault`; so has one whose `custom_id` an earlier line has.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    return LineReader(path, UniqueLines().read, skip_blank=True)
 
 
 @dataclass(frozen=True, slots=True)

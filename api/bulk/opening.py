@@ -11,7 +11,7 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias
 import anyio
 import anyio.to_thread
 
-from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, read_batch_line
+from staged_pool.api.bulk.batch_lines import BatchAnswer, BatchLine, batch_reader
 from staged_pool.api.bulk.files import drop_parts, journal_of, publish
 from staged_pool.api.bulk.job import Progress, Summary, Window, run_job
 from staged_pool.api.bulk.journal import Identity, Journal, State
@@ -111,9 +111,9 @@ def open_batch(
     Raises:
         ConfigError: A file cannot be used as asked.
     """
-    journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
-    reader = LineReader(source, read_batch_line, skip_blank=True)
+    reader = batch_reader(source)  # first: an input that cannot be read leaves no journal
     stack.callback(reader.close)
+    journal = open_journal(stack, source, output, {"format": "batch", "errors": _named(errors), **identity}, existing)
     return OpenJob(reader, open_writer(stack, LinesWriter, output, errors, journal), journal, output, errors)
 
 
@@ -196,13 +196,13 @@ def open_texts(
     }
     if formats.output == "parquet":
         check_installed(output)
-    journal = open_journal(stack, source, output, about, existing)
     reader: LineReader[TextLine] | ParquetReader = (
         ParquetReader(source, formats.column)
         if formats.source == "parquet"
         else LineReader(source, read_text_line, skip_blank=False)
     )
     stack.callback(reader.close)
+    journal = open_journal(stack, source, output, about, existing)
     kinds: Mapping[str, OpensWriter[TextAnswer]] = {"jsonl": LinesWriter, "npy": NumpyWriter, "parquet": ParquetWriter}
     writer = open_writer(stack, kinds[formats.output], output, errors, journal)
     return OpenJob(reader, writer, journal, output, errors)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from staged_pool.api.bulk.files import part_of
 from staged_pool.api.bulk.text_file import open_input
 from staged_pool.api.bulk.texts import TextLine
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class ParquetReader:
         for batch in self._batches:
             if batch.num_rows:
                 first, self._number = self._number, self._number + batch.num_rows
-                return [_line(number, text) for number, text in enumerate(batch.column(0).to_pylist(), start=first)]
+                return [_line(number, text) for number, text in enumerate(_texts(batch.column(0)), start=first)]
         return []
 
     def close(self) -> None:
@@ -82,10 +83,26 @@ class ParquetReader:
         self._source.close()
 
 
-def _line(number: int, text: str | None) -> TextLine:
+def _texts(column: pa.Array[Any]) -> Sequence[str | bytes | None]:
+    """Return the texts of a column; as bytes if one of them is not UTF-8, which no writer is kept from."""
+    import pyarrow as pa
+
+    try:
+        texts: Sequence[str | None] = column.to_pylist()
+    except UnicodeDecodeError:
+        kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+        as_bytes: Sequence[bytes | None] = column.cast(kind).to_pylist()
+        return as_bytes
+    return texts
+
+
+def _line(number: int, text: str | bytes | None) -> TextLine:
     if text is None:
         return TextLine(number, "", "The text is null")
-    return TextLine(number, text)
+    try:
+        return TextLine(number, text if isinstance(text, str) else foreign_text.decoded(text))
+    except foreign_text.BadText as error:
+        return TextLine(number, "", f"The text cannot be read: {error}")
 
 
 def _column(path: Path, schema: pa.Schema, wanted: str | None) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, Final, Generic
 
 from staged_pool.api.bulk.parts import L
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_text import BadText
 
 READ_BYTES: Final = 256 * 2**10
 """Bytes of lines that one read gives, unless a single line has more."""
@@ -17,7 +19,8 @@ READ_BYTES: Final = 256 * 2**10
 MAX_LINE_BYTES: Final = 64 * 2**20
 """Maximum bytes of a line. A longer one is a fault of its own, and the next line is read."""
 
-_BOM: Final = b"\xef\xbb\xbf"
+_START_BYTES: Final = 4096
+"""Bytes from which the encoding of a file is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,17 @@ class LineReader(Generic[L]):
         skip_blank: Leave out lines of white space. They keep their numbers.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
 
     def __init__(self, path: Path, parse: Callable[[RawLine], L], *, skip_blank: bool) -> None:
         self._file = open_input(path)
         self._total = os.fstat(self._file.fileno()).st_size
-        self._read = 0
+        try:
+            self._read = _begin(self._file)
+        except BadText as error:
+            self._file.close()
+            raise ConfigError(f"{path}: the input cannot be read: {error}") from None
         self._number = 0
         self._parse = parse
         self._skip_blank = skip_blank
@@ -80,13 +87,28 @@ class LineReader(Generic[L]):
                 content = self._file.readline(READ_BYTES)
                 self._read += len(content)
             content = b""
-        if number == 0:
-            content = content.removeprefix(_BOM)
         return RawLine(number, content.removesuffix(b"\n").removesuffix(b"\r"), fault)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def check_encoding(path: Path) -> None:
+    """Check by its beginning that a file is UTF-8.
+
+    Raises:
+        BadText: It is UTF-16 or UTF-32.
+        ConfigError: It cannot be read.
+    """
+    with open_input(path) as file:
+        _begin(file)
+
+
+def _begin(file: BinaryIO) -> int:
+    """Go behind the byte order mark of a file. Returns the bytes of the mark."""
+    start = file.read(_START_BYTES)
+    return file.seek(len(start) - len(foreign_text.unmarked(start)))
 
 
 def open_input(path: Path) -> BinaryIO:

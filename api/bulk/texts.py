@@ -11,6 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from staged_pool.api.bulk.text_file import RawLine
+from staged_pool.stages import foreign_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ def read_text_line(raw: RawLine) -> TextLine:
     if raw.fault:
         return TextLine(raw.number, "", raw.fault)
     try:
-        return TextLine(raw.number, raw.content.decode())
-    except UnicodeDecodeError as error:
-        return TextLine(raw.number, "", f"The line is not UTF-8, from its byte {error.start + 1} on")
+        return TextLine(raw.number, foreign_text.decoded(raw.content, line=raw.number + 1))
+    except foreign_text.BadText as error:
+        return TextLine(raw.number, "", f"The text cannot be read: {error}")
 
 
 @dataclass(frozen=True, slots=True)

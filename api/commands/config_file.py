@@ -14,6 +14,7 @@ from staged_pool.api.commands.table import every_setting
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.setting_values import checked_value
 from staged_pool.runtime.settings import SettingField, settings_of
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 CONFIG_FILE: Final = "config_file"
@@ -49,12 +50,12 @@ def read_config_file(path: Path) -> ConfigFile:
         ConfigError: The file cannot be read, or something in it is wrong; names file, line, key and the right form.
     """
     try:
-        text = path.read_text("utf-8")
+        text = foreign_text.text_of(path.read_bytes())
         found = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"config={str(path)!r}: cannot be read ({error.strerror}); name a TOML file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"config={str(path)!r}: cannot be read (it is not UTF-8)") from None
+    except foreign_text.BadText as error:
+        raise ConfigError(f"config={str(path)!r}: cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     return checked_settings(found, path, text)

@@ -13,6 +13,7 @@ import anyio
 import click
 
 from staged_pool.runtime.requests import Image, Video
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError, InvalidInput
 
 T = TypeVar("T")
@@ -58,12 +59,33 @@ def lines_or_stdin(given: Sequence[str], name: str) -> list[str]:
         name: Name of one of them, for the error.
 
     Raises:
-        ConfigError: There are none; says how to give one.
+        ConfigError: There are none, or they are not UTF-8; says how to give one.
     """
-    lines = [*given] or [line.rstrip("\r\n") for line in sys.stdin]
+    for number, text in enumerate(given, start=1):
+        check_argument(text, f"{name} {number}")
+    lines = [*given] or _standard_input()
     if not any(lines):
         raise ConfigError(f"no {name}: give one as an argument, or one a line on the standard input")
     return lines
+
+
+def _standard_input() -> list[str]:
+    if sys.stdin is None:  # it was closed when the process began
+        return []
+    try:
+        return foreign_text.lines_of(sys.stdin.buffer.read())
+    except foreign_text.BadText as error:
+        raise ConfigError(f"standard input: cannot be read: {error}") from None
+
+
+def check_argument(text: str, name: str) -> None:
+    """Check that a text of the command line is UTF-8; Python keeps other bytes of it as halves of surrogate pairs.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if fault := foreign_text.fault_of(text.encode(errors="surrogatepass")):
+        raise ConfigError(f"{name}: cannot be read: {fault}")
 
 
 def texts_and_files(texts: Sequence[str], images: Sequence[Path], videos: Sequence[Path] = ()) -> list[Given]:

@@ -15,6 +15,7 @@ from staged_pool.api.commands.inputs import (
     IMAGE_OPTION,
     VIDEO_OPTION,
     Given,
+    check_argument,
     errors_by_name,
     lines_or_stdin,
     portions,
@@ -71,6 +72,7 @@ def _score(*, query: str, documents: tuple[str, ...], activate: bool, **_: Any) 
     with errors_in_flag_words():
         if not query:
             raise ConfigError("the query is empty; it must say what is looked for")
+        check_argument(query, "the query")
         given = lines_or_stdin(documents, "document")
 
     async def use(engine: Engine, config: EngineConfig) -> None:

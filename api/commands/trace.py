@@ -27,6 +27,7 @@ from staged_pool.api.commands.given import given_settings
 from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words
 from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,14 +53,15 @@ def _record(
             raise ConfigError(f"--output {output}: exists already; give another file, or --overwrite")
         reader = LogReader()
         try:
-            for lines in _chunks(log, follow=follow, until=until):
-                reader.read(lines)
+            for place, lines in enumerate(_chunks(log, follow=follow, until=until)):
+                reader.read(lines if place or not lines else [foreign_text.unmarked(lines[0]), *lines[1:]])
                 if limit is not None and len(reader.rows) >= limit:
                     break
         except KeyboardInterrupt:  # the lines so far count
             click.echo("stopped", err=True)
-        except OSError as error:
-            raise ConfigError(f"LOG {log}: cannot be read: {error.strerror}") from error
+        except (OSError, foreign_text.BadText) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"LOG {log}: cannot be read: {reason}") from error
         if not reader.rows:
             hint = "; its lines must be JSON: `staged-pool serve --log-format json`" if reader.unreadable else ""
             raise ConfigError(f"LOG {log}: has no request.finished line of a request with inputs{hint}")

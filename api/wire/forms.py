@@ -16,7 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from staged_pool.api.wire.extract_images import MarkedJson
 from staged_pool.api.wire.json_bounds import UNLIMITED, BodyLimits, check_bounds
-from staged_pool.stages import foreign_json
+from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
@@ -169,7 +169,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def form_text(data: bytes, where: str) -> str:
-    """Decode a field of a form.
+    """Decode a field of a form; it may come from a file, so a byte order mark before it is left out.
 
     Args:
         data: Its bytes.
@@ -179,9 +179,9 @@ def form_text(data: bytes, where: str) -> str:
         InvalidInput: It is not UTF-8.
     """
     try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{shortened(where)}: expected UTF-8", param=shortened(where)) from None
+        return foreign_text.text_of(data)
+    except foreign_text.BadText as error:
+        raise InvalidInput(f"{shortened(where)}: expected UTF-8: {error}", param=shortened(where)) from None
 
 
 def _input(text: str) -> object:

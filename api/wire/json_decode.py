@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 
 import msgspec
 
-from staged_pool.stages import foreign_json
+from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 T = TypeVar("T")
@@ -21,11 +21,14 @@ _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
-"""First half of a surrogate pair without the second one."""
+_HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])", re.DOTALL)
+"""First half of a surrogate pair without the second one; a text that is cut off there is another fault."""
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
 _MESSAGE_END: Final = 1024
 """Characters that are kept of either end of a msgspec message."""
+
+_START_BYTES: Final = 4096
+"""Bytes from which the encoding of a body is told."""
 
 _STEP = re.compile(r"\.?([^.\[]+)|(\[[^\]]*\])")
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
@@ -81,7 +84,7 @@ def decode(
     except msgspec.ValidationError as error:
         raise _explain(str(error), root, decoder.type, single=single) from None
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"The body is not valid JSON: {_reason(error, body)}") from None
+        raise InvalidInput(f"The body is not valid JSON: {reason(error, body)}") from None
     except foreign_json.BadJson as error:
         raise InvalidInput(f"The body is not valid JSON: {error}") from None
     if counted and not single:
@@ -101,13 +104,16 @@ def _check_items(value: object, root: str) -> None:
             raise TooLarge(message, param=name)
 
 
-def _reason(error: msgspec.DecodeError, body: msgspec.Raw | bytes | bytearray) -> str:
-    reason = str(error)
+def reason(error: msgspec.DecodeError, body: msgspec.Raw | bytes | bytearray) -> str:
+    """Return why a text is no JSON, where msgspec's own words mislead."""
+    if encoding := foreign_text.other_encoding(bytes(memoryview(body)[:_START_BYTES])):
+        return f"it is {encoding}, but must be UTF-8"
+    why = str(error)
     # msgspec looks for the second half of a surrogate pair, and reports the error it finds there.
-    misled = "truncated" in reason or "hex escape" in reason
-    if "surrogate" in reason or (misled and _HALF.search(memoryview(body))):
+    misled = "truncated" in why or "hex escape" in why
+    if "surrogate" in why or (misled and _HALF.search(memoryview(body))):
         return "a text in it holds half of a surrogate pair"
-    return reason
+    return why
 
 
 def shape(raw: msgspec.Raw) -> tuple[int, bytes]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.pipelines.declaration import PipelineStage
 from staged_pool.runtime.pipelines.pipeline import DEFAULT_WINDOW, Pipeline, check_limits
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 _PIPELINE_KEYS: Final = ("name", "window", "max_requests", "items", "output", "stage")
@@ -99,11 +100,11 @@ def read_pipeline(path: Path) -> PipelineFile:
         ConfigError: It cannot be read, or something in it is wrong; names the file, the stage and the key.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(foreign_text.text_of(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"pipeline={str(path)!r}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"pipeline={str(path)!r}: cannot be read (it is not UTF-8)") from None
+    except foreign_text.BadText as error:
+        raise ConfigError(f"pipeline={str(path)!r}: cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     try:

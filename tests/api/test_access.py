@@ -326,7 +326,52 @@ async def test_a_preflight_with_a_body_does_not_hold_the_connection() -> None:
         assert statuses(await served.talk(preflight + preflight + last)) == [200] * 3
 
 
-@pytest.mark.parametrize("origin", ["", "page.example", "https://page.example/", "https://a b", "ftp://a", "null"])
+ORIGINS = (
+    "https://page.example", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abcdefghijklmnopabcdefgh",
+    "moz-extension://6cc2ad2d-6d0b-4a4c-8f36-7ff9c3f4a3a6", "app://obsidian.md", "tauri://localhost",
+    "vscode-webview://1a2b", "file://", "null",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+async def test_an_origin_is_allowed_by_its_own_name_alone(origin: str) -> None:
+    async with guarded(cors_origins=(origin,)) as client:
+        found = {
+            each: await client.options("/v1/embeddings", headers=PREFLIGHT | {"origin": each})
+            for each in (*ORIGINS, f"{origin}.example", origin.upper())
+        }
+        read = await client.get("/health", headers={"origin": origin})
+    assert [each for each, answer in found.items() if answer.status_code == 200] == [origin]
+    for answer in (found[origin], read):
+        assert answer.headers["access-control-allow-origin"] == origin
+
+
+async def test_an_origin_of_the_web_may_be_written_as_a_person_does() -> None:
+    async with guarded(cors_origins=("https://Page.Example:443",)) as client:
+        allowed = await client.options("/v1/embeddings", headers=PREFLIGHT)
+    assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+
+
+@pytest.mark.parametrize("origins", [("https://page.example",), ("*",)])
+async def test_an_allowed_page_may_reach_a_private_network(origins: tuple[str, ...]) -> None:
+    asking = PREFLIGHT | {"access-control-request-private-network": "true"}
+    async with guarded(cors_origins=origins) as client:
+        allowed = await client.options("/v1/embeddings", headers=asking)
+        plain = await client.options("/v1/embeddings", headers=PREFLIGHT)
+        put = await client.options("/v1/embeddings", headers=asking | {"access-control-request-method": "PUT"})
+        other = await client.options("/v1/embeddings", headers=asking | {"origin": "https://other.example"})
+    assert (allowed.status_code, allowed.headers["access-control-allow-private-network"]) == (200, "true")
+    assert allowed.headers["access-control-allow-origin"] == ("*" if origins == ("*",) else origins[0])
+    assert (plain.status_code, put.status_code) == (200, 400)
+    assert other.status_code == (200 if origins == ("*",) else 400)
+    for answer in (plain, put, *([other] if other.status_code == 400 else [])):
+        assert "access-control-allow-private-network" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "page.example", "https://page.example/", "https://a b", "https://", "://a", "file:///a", "Null", "a:b"],
+)
 def test_an_invalid_origin_is_rejected_at_start(origin: str) -> None:
     with pytest.raises(ConfigError, match="cors_origin="):
         ServerConfig(cors_origins=(origin,))

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.kernels.torch_threads import restore_threads
 from staged_pool.stages import log
 
 
-def invoke_command(*arguments: str, stdin: str = "") -> CompletedProcess[str]:
+def invoke_command(*arguments: str, stdin: str | bytes = "") -> CompletedProcess[str]:
     """Run `staged-pool` to its end here, which takes seconds less than `process.run_command`.
 
     An unexpected error is raised, where a process would print its traceback. Lines of the log are in stderr.

@@ -73,7 +73,7 @@ def test_the_place_of_the_fault_is_named() -> None:
     [
         (b'{"a" 1}', "Expecting ':' delimiter, in line 1, column 6"),
         (b"", "Expecting value"),
-        (b'["\xff"]', "it is not UTF-8, from its byte 3 on"),
+        (b'["\xff"]', "it is not UTF-8, from byte 3 of line 1 on"),
         (b'"' + b"a" * 100 + b'"', "it has 102 bytes, and 99 are allowed"),
     ],
 )

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from staged_pool.runtime.models.folders.foreign_formats import VOCABULARIES, WEIGHT_FILES
 from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile
+from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.stages.errors import ConfigError
 
 ADAPTER: Final = "adapter"
@@ -87,8 +88,10 @@ def find_adapter(path: Path) -> AdapterFolder | None:
     base = file.get("base_model_name_or_path", str, "")
     if not base:
         raise ConfigError(f"{file.name}: base_model_name_or_path is missing, so the base model is not known")
-    if not any((body / name).is_file() for name in WEIGHTS):
+    weights = next((name for name in WEIGHTS if (body / name).is_file()), None)
+    if weights is None:
         raise ConfigError(f"{path}: no adapter_model.safetensors beside {file.name}")
+    check_fetched(body / weights, weights)
     task = file.get("task_type", str, None)
     if task not in (*_AS_BASE, *_HEADS):
         raise ConfigError(f"{file.name}: task_type={task!r} is not supported, only {', '.join(_HEADS)} and embeddings")

@@ -8,6 +8,7 @@ from typing import Final
 
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
+from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
 _STRUCTURED_SIGNS: Final = ("content[0]", ".type", "'type'", '"type"', "message.content[")
@@ -24,7 +25,7 @@ def chat_template(body: Path, *, root: Path) -> str | None:
         ConfigError: The file is not text.
     """
     try:
-        return (body / "chat_template.jinja").read_text(encoding="utf-8")
+        return foreign_text.decoded((body / "chat_template.jinja").read_bytes())
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.stages.errors import ConfigError
 
 ENGINE_RETRIEVERS: Final[Mapping[str, str]] = {
@@ -93,6 +94,7 @@ def _projection_width(path: Path) -> int:
     """
     for place in dict.fromkeys(file for layer in _LAYERS for file in files_with(path, layer)):
         try:
+            check_fetched(place, place.name)
             with safe_open(place, "pt") as file:
                 for layer in set(_LAYERS).intersection(file.keys()):
                     return int(file.get_slice(layer).get_shape()[0])

@@ -23,6 +23,7 @@ from staged_pool.runtime.models.folders.token_ids import check_token_ids
 from staged_pool.runtime.models.folders.unsupported_classes import check_class
 from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
@@ -35,6 +36,11 @@ _INTEGER_TYPES: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64"
 """Integer types of safetensors; no weight matrix has one unless it is quantised."""
 _SCALE_ENDINGS: Final = ("_scale", "_scale_inv", "_scales")
 """Name endings of the scale factors of FP8 weights."""
+
+_CHAT_TEMPLATE: Final = "chat_template.jinja"
+_WHOLE_TOKENIZER: Final = VOCABULARIES[0]
+_MORE_VOCABULARY: Final = ("merges.txt", "added_tokens.json", "special_tokens_map.json")
+"""Files that tokenizers read beside a vocabulary."""
 
 _EMPTY: Final = (("",), ("", ""))
 """Inputs whose ids are the tokens around every text."""
@@ -58,8 +64,19 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
     if folder.architecture != "static embedding":
         check_claims(folder.config, tensors)
     check_token_ids(folder.body)
-    if folder.heads and not any((folder.body / name).is_file() for name in VOCABULARIES):
-        raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
+    if folder.heads:
+        _check_tokenizer_files(folder.body)
+
+
+def _check_tokenizer_files(body: Path) -> None:
+    if (body / _CHAT_TEMPLATE).is_file():
+        check_fetched(body / _CHAT_TEMPLATE, _CHAT_TEMPLATE)
+    found = [name for name in (*VOCABULARIES, *_MORE_VOCABULARY) if (body / name).is_file()]
+    if not any(name in VOCABULARIES for name in found):
+        raise ConfigError(f"{body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
+    # Beside tokenizer.json, other vocabularies are not read. Nobody need fetch them.
+    for name in found[:1] if found[0] == _WHOLE_TOKENIZER else found:
+        check_fetched(body / name, name)
 
 
 def check_json(body: Path, *names: str) -> None:

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from safetensors import SafetensorError, safe_open
 
+from staged_pool.runtime.models.specs.lfs_pointer import POINTER, check_content
 from staged_pool.stages.errors import ConfigError
 
-_POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 
@@ -51,11 +51,10 @@ def read_shard(path: Path, name: str) -> dict[str, StoredTensor]:
         ConfigError: The file is damaged, or no weights file.
     """
     with path.open("rb") as file:
-        beginning = file.read(len(_POINTER))
+        beginning = file.read(len(POINTER))
     if not beginning:
         raise ConfigError(f"{name}: the file is empty")
-    if beginning == _POINTER:
-        raise ConfigError(f"{name}: is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
+    check_content(beginning, name)
     if path.suffix != ".safetensors":
         return _read_pickle(path, name, beginning)
     try:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from staged_pool.runtime.models.specs.layers import Projection
+from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.runtime.models.specs.model import Dense, HeadModule, LayerNorm, OwnLayer
 from staged_pool.stages.errors import ConfigError
 
@@ -161,6 +162,7 @@ def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor
 
 
 def _read_tensors(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
+    check_fetched(file, f"{file.parent.name}/{file.name}")
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stored:
             return {name: stored.get_tensor(name) for name in stored.keys() if names is None or name in names}  # noqa: SIM118

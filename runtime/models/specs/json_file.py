@@ -8,7 +8,8 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, Final, TypeVar
 
-from staged_pool.stages import foreign_json
+from staged_pool.runtime.models.specs import lfs_pointer
+from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import ConfigError
 
 T = TypeVar("T")
@@ -46,7 +47,9 @@ class JsonFile:
         name = str(path.relative_to(root))
         try:
             foreign_json.check_size(path.stat().st_size)
-            content = foreign_json.decode(path.read_text(encoding="utf-8"))
+            stored = path.read_bytes()
+            lfs_pointer.check_content(stored, name)
+            content = foreign_json.decode(foreign_text.decoded(_without_mark(stored)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -110,6 +113,17 @@ class JsonFile:
         if (value := self.positive(field, most)) is None:
             raise ConfigError(f"{self.name}: {field} is missing")
         return value
+
+
+def _without_mark(content: bytes) -> bytes:
+    """Return the content of a file of UTF-8 without a byte order mark.
+
+    Raises:
+        BadText: It has another encoding, or a mark, which transformers does not read.
+    """
+    if foreign_text.unmarked(content) != content:
+        raise foreign_text.BadText("it begins with a byte order mark; save it as UTF-8 without one")
+    return content
 
 
 def shown(value: object) -> str:

@@ -70,6 +70,18 @@ async def test_a_batch_is_answered_as_the_route_answers(tmp_path: Path) -> None:
         assert (output["purpose"], output["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
 
 
+async def test_a_repeated_custom_id_fails_alone(tmp_path: Path) -> None:
+    lines = [request("a", {"input": "one"}), request("b", {"input": "two"}), request("a", {"input": "three"})]
+    async with asking(tmp_path) as (_, client):
+        batch = await client.ended((await client.create(b"\n".join(lines)))["id"])
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
+        answered = {line["custom_id"]: line for line in await client.content(batch["output_file_id"])}
+        (failed,) = await client.content(batch["error_file_id"])
+        sent = await client.post("/v1/embeddings", {"input": "one"})
+    assert answered["a"]["response"]["body"]["data"] == sent["data"]
+    assert (failed["custom_id"], failed["error"]["code"], failed["error"]["line"]) == ("a", "duplicate_custom_id", 3)
+
+
 async def test_lines_choose_among_labels_of_their_own(tmp_path: Path) -> None:
     labels = {"candidate_labels": ["c", "acca"], "multi_label": True}
     bodies: dict[str, list[dict[str, Any]]] = {
@@ -122,7 +134,7 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
             8: "invalid_method",
         }
         (deep,) = (line["error"]["message"] for line in errors if line["error"] and line["error"]["line"] == 3)
-        assert "nested too deeply: more than 128 lists and objects inside one another, from line 1, column 129" in deep
+        assert "nested too deeply: more than 128 lists and objects inside one another, from line 3, column 129" in deep
         statuses = {line["custom_id"]: line["response"]["status_code"] for line in errors if line["response"]}
         assert statuses == {"empty": 400, "model": 424}
 
@@ -134,6 +146,8 @@ async def test_a_bad_line_fails_alone_and_says_why(tmp_path: Path) -> None:
         (b"\n \n\r\n", ["empty_file"]),
         (b"no\njson\n", ["invalid_json_line", "invalid_json_line"]),
         (requests(5), ["too_many_requests"]),
+        (requests(3).decode().encode("utf-16"), ["invalid_encoding"]),
+        (requests(3).decode().encode("utf-16-le"), ["invalid_encoding"]),
     ],
 )
 async def test_a_file_that_cannot_be_run_fails_with_its_lines(

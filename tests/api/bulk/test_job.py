@@ -20,7 +20,7 @@ from staged_pool.api.bulk.job import Window
 from staged_pool.api.bulk.journal import Journal
 from staged_pool.api.bulk.opening import Existing
 from staged_pool.stages.errors import ConfigError, EngineStopped
-from tests.api.bulk.jobs import EchoWork, Reports, names, read_lines, request, run, write_lines
+from tests.api.bulk.jobs import EchoWork, Reports, line_of, names, read_lines, request, run, write_lines
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +68,70 @@ async def test_a_wrong_line_fails_alone_and_says_why(tmp_path: Path, errors: boo
     assert [answer["error"]["code"] for answer in failed] == codes
     assert [answer["error"]["line"] for answer in failed] == list(range(3, 3 + len(wrong)))
     assert all(answer["response"] is None for answer in failed)
+
+
+async def test_a_line_with_a_wrong_text_keeps_its_custom_id_and_says_what_is_wrong(tmp_path: Path) -> None:
+    half, bytes_ = "a text in it holds half of a surrogate pair", "it is not UTF-8, from byte {} of line {} on"
+    wrong: list[tuple[bytes, str | None, str]] = [
+        (rb'{"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "\ud83d"}}', "a", half),
+        (rb'{"body": {"input": "\ud83d\n"}, "custom_id": "b", "url": "/v1/embeddings"}', "b", half),
+        (rb'{"custom_id": "c", "url": "/v1/embeddings", "body": {"input": "\udc00"}}', "c", half),
+        (rb'{"custom_id": "d", "url": "\ud83dx", "body": {}}', "d", half),
+        (rb'{"custom_id": "\ud83d", "url": "/v1/embeddings", "body": {}}', None, half),
+        (b'{"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "\xff"}}', "e", bytes_.format(64, 7)),
+        (b'{"custom_id": "\xff", "url": "/v1/embeddings", "body": {}}', None, bytes_.format(16, 8)),
+        (b'{"custom_id": "f", "url": "\xff", "body": {}}', "f", bytes_.format(28, 9)),
+        (b'{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "a", "has the same one"),
+    ]
+    lines = [b"\xef\xbb\xbf" + line_of(request("first")), *(line for line, _, _ in wrong), line_of(request("last"))]
+    await anyio.Path(tmp_path / "in.jsonl").write_bytes(b"\r\n".join(lines))
+    summary = await run(tmp_path, EchoWork(), errors=True)
+    assert (summary.completed, summary.failed) == (2, len(wrong))
+    failed = sorted(await read_lines(tmp_path / "errors.jsonl"), key=lambda answer: int(answer["error"]["line"]))
+    assert [answer["custom_id"] for answer in failed] == [custom_id for _, custom_id, _ in wrong]
+    assert not [why for answer, (_, _, why) in zip(failed, wrong, strict=True) if why not in answer["error"]["message"]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+async def test_an_input_of_another_encoding_is_named_and_leaves_nothing(tmp_path: Path, encoding: str) -> None:
+    text = json.dumps(request("a")) + "\n"
+    await anyio.Path(tmp_path / "in.jsonl").write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match="the input cannot be read: it is UTF-16, but must be UTF-8"):
+        await run(tmp_path, EchoWork())
+    assert await names(tmp_path) == ["in.jsonl"]
+
+
+async def test_a_repeated_custom_id_fails_alone_and_the_first_one_is_answered(tmp_path: Path) -> None:
+    lines = [request("a", "one"), request("b"), request("a", "two"), {**request("c"), "method": "GET"}, request("c")]
+    await write_lines(tmp_path / "in.jsonl", [*lines, "", request("a", "three")])
+    summary = await run(tmp_path, EchoWork(), errors=True)
+    assert (summary.completed, summary.failed) == (2, 4)
+    answers = {each["custom_id"]: each for each in await read_lines(tmp_path / "out.jsonl")}
+    assert answers.keys() == {"a", "b"}
+    assert answers["a"]["response"]["body"]["input"] == "one"
+    failed = {each["error"].pop("line"): each for each in await read_lines(tmp_path / "errors.jsonl")}
+    found = {line: (each["custom_id"], each["error"]["code"]) for line, each in failed.items()}
+    repeated = "duplicate_custom_id"
+    assert found == {3: ("a", repeated), 4: ("c", "invalid_method"), 5: ("c", repeated), 7: ("a", repeated)}
+    assert failed[7]["error"]["message"] == "custom_id: line 1 has the same one; name each request differently"
+
+
+async def test_a_resumed_job_knows_the_custom_ids_of_its_earlier_run(tmp_path: Path) -> None:
+    numbers = [*range(20), *range(20)]
+    await write_lines(tmp_path / "in.jsonl", [request(str(n), f"text {place}") for place, n in enumerate(numbers)])
+
+    async def before(line: BatchLine) -> None:
+        if line.number == 25:
+            raise EngineStopped("the engine is broken")
+
+    with pytest.raises(EngineStopped, match="is broken"):
+        await run(tmp_path, EchoWork(before), window=Window(lines=1))
+    summary = await run(tmp_path, EchoWork(), existing="resume")
+    assert (summary.resumed, summary.completed, summary.failed) == (25, 20, 20)
+    answers = await read_lines(tmp_path / "out.jsonl")
+    right = {each["custom_id"]: each["response"]["body"]["input"] for each in answers if each["error"] is None}
+    assert right == {str(number): f"text {number}" for number in range(20)}
+    assert {each["error"]["code"] for each in answers if each["error"] is not None} == {"duplicate_custom_id"}
 
 
 async def test_without_failures_no_file_of_errors_is_left(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_lines_that_are_no_texts_have_a_fault(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "in.txt").write_bytes(b"\n".join([b"ok \xff", long, longest, b"next", longest * 3]))
     lines = lines_of(tmp_path / "in.txt")
     assert [line.fault for line in lines] == [
-        "The line is not UTF-8, from its byte 4 on",
+        "The text cannot be read: it is not UTF-8, from byte 4 of line 1 on",
         "",
         "The line has more than 100 bytes; split it into several",
         "",
@@ -95,6 +95,19 @@ def test_parquet_gives_the_texts_of_a_column(tmp_path: Path) -> None:
     assert [line.number for line in lines] == list(range(2500))
     assert [line.text or None for line in lines] == texts
     assert [line.fault for line in lines if line.fault] == ["The text is null"]
+
+
+def test_a_text_of_parquet_that_is_not_utf_8_fails_alone(tmp_path: Path) -> None:
+    texts = [b"one", b"a\xff", None, "grün".encode()]
+    for kind, stored in ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())):
+        column = pa.Array.from_buffers(kind, len(texts), pa.array(texts, stored).buffers())
+        pq.write_table(pa.table({"text": column}), tmp_path / "in.parquet")
+        reader = ParquetReader(tmp_path / "in.parquet", None)
+        lines = reader.read()
+        reader.close()
+        assert [line.text for line in lines] == ["one", "", "", "grün"]
+        message = "The text cannot be read: it is not UTF-8, from byte 2 of line 1 on"
+        assert [line.fault for line in lines] == ["", message, "The text is null", ""]
 
 
 def test_the_column_of_texts_must_be_clear(tmp_path: Path) -> None:

@@ -207,6 +207,32 @@ def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> 
     ]
 
 
+def test_texts_of_the_standard_input_have_no_mark_and_either_line_end(tiny_folder: Path) -> None:
+    flags = ("--model", str(tiny_folder), "--offline", "--dtype", "float32")
+    expected = invoke_command("embed", *flags, "a quéry", "another")
+    found = invoke_command("embed", *flags, stdin=b"\xef\xbb\xbfa qu\xc3\xa9ry\r\nanother\r\n")
+    assert (found.returncode, found.stdout) == (0, expected.stdout)
+
+
+@pytest.mark.parametrize("command", [("embed",), ("score", "a query"), ("classify",)])
+def test_a_standard_input_that_is_not_utf_8_is_told_before_the_model_is_loaded(command: tuple[str, ...]) -> None:
+    for stdin, why in (
+        (b"one\ntwo\xff\n", "it is not UTF-8, from byte 4 of line 2 on"),
+        ("one\ntwo\n".encode("utf-16"), "it is UTF-16, but must be UTF-8"),
+        ("one\ntwo\n".encode("utf-16-be"), "it is UTF-16, but must be UTF-8"),
+    ):
+        done = invoke_command(*command, "--model", "no-such-folder", stdin=stdin)
+        assert (done.returncode, done.stderr) == (2, f"error: standard input: cannot be read: {why}\n")
+
+
+def test_an_argument_that_is_not_utf_8_is_told() -> None:
+    for command, name in ((["embed", "ok"], "text 2"), (["score", "ok"], "document 1"), (["score"], "the query")):
+        done = invoke_command(*command, "a\udcff")
+        assert (done.returncode, done.stderr) == (
+            2, f"error: {name}: cannot be read: it is not UTF-8, from byte 2 of line 1 on\n"
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path) -> None:
     documents = ["a query", "another"]

@@ -97,9 +97,17 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
     [
         (b"", "The body is not valid JSON: Input data was truncated", None, None),
         (b'{"input":"a"', "The body is not valid JSON: Input data was truncated", None, None),
+        (b'{\n"model":"\xff"}', "The body is not valid JSON: it is not UTF-8, from byte 10 of line 2 on", None, None),
         (b'{"input":NaN}', "The body is not valid JSON: JSON is malformed: invalid character (byte 9)", None, None),
         (b'{"input":"\xff"}', "The body is not valid JSON: it is not UTF-8", None, None),
         (b'{"input":["a","\xff"]}', "The body is not valid JSON: it is not UTF-8", None, None),
+        ('{"input":"a"}'.encode("utf-16"), "The body is not valid JSON: it is UTF-16, but must be UTF-8", None, None),
+        (
+            '{"input":"a"}'.encode("utf-16-le"),
+            "The body is not valid JSON: it is UTF-16, but must be UTF-8",
+            None,
+            None,
+        ),
         (b'{"input":' + b"[" * 100_000, "The body is not valid JSON: it is nested too deeply", None, None),
         (b'{"x":' + b"[" * 100_000, "The body is not valid JSON: it is nested too deeply", None, None),
         (b'["a"]', "The body is wrong: Expected `object`, got `array`", None, None),
@@ -178,6 +186,14 @@ def test_half_of_a_surrogate_pair_is_rejected(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", rb'{"input":"\ud83d', rb'{"input":"\ud83d\ude0'])
 def test_a_body_that_is_cut_off_is_rejected_as_such(body: bytes) -> None:
     assert str(rejection(body)) == "The body is not valid JSON: Input data was truncated"
+
+
+@pytest.mark.parametrize(
+    "text", [rb"\ud83d", rb"\ud83d\n", rb"\ud83dx", rb"\ud83d\u0041", rb"\ud83d\ud83d", rb"\udc00"]
+)
+def test_half_of_a_surrogate_pair_is_told_whatever_follows_it(text: bytes) -> None:
+    message = "The body is not valid JSON: a text in it holds half of a surrogate pair"
+    assert str(rejection(b'{"input":"%s"}' % text)) == message
 
 
 def test_of_what_the_caller_wrote_an_error_repeats_little_and_in_one_line() -> None:

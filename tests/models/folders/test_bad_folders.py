@@ -164,7 +164,7 @@ WRONG_WEIGHTS: dict[str, tuple[Change, str]] = {
     "cut at the end": (cut(slice(-100)), "model.safetensors: the weights are damaged"),
     "a pointer": (
         write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
-        "model.safetensors: is a Git LFS pointer, not the weights: fetch them with `git lfs pull`",
+        "model.safetensors: is a Git LFS pointer, not the file: fetch it with `git lfs pull`",
     ),
     "of another width": (
         reshape("embeddings.word_embeddings.weight", 1500, 16),
