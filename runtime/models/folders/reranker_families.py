@@ -150,16 +150,29 @@ MXBAI: Final = RerankerFamily(
     names=re.compile(r"mxbai-rerank-[a-z]+-v2"),
 )
 
-ZERANK: Final = RerankerFamily(
-    name="zerank",
-    source="https://huggingface.co/zeroentropy/zerank-1-small (modeling_zeranker.py), zerank-2 (README.md)",
-    form=PairTemplate(roles=("system", "user"), strips=True, arguments={"add_generation_prompt": True}),
+_ZERANK: Final = PairTemplate(roles=("system", "user"), strips=True, arguments={"add_generation_prompt": True})
+
+ZERANK_1: Final = RerankerFamily(
+    name="zerank-1",
+    source="https://huggingface.co/zeroentropy/zerank-1-small (modeling_zeranker.py)",
+    form=_ZERANK,
+    head=LogitScoreSpec(true_token="Yes", false_token=None, divisor=5.0),
+    activation="sigmoid",
+    score="the sigmoid of a fifth of the logit of Yes",
+    in_card=('CrossEncoder("zeroentropy/zerank-1',),
+    files=("modeling_zeranker",),
+    names=re.compile(r"zerank[-_.]?1"),
+)
+
+ZERANK_2: Final = RerankerFamily(
+    name="zerank-2",
+    source="https://huggingface.co/zeroentropy/zerank-2 (README.md)",
+    form=_ZERANK,
     head=LogitScoreSpec(true_token="Yes", false_token=None),
     activation="identity",
     score="the logit of Yes",
-    in_card=('CrossEncoder("zeroentropy/zerank-',),
-    files=("modeling_zeranker",),
-    names=re.compile(r"zerank"),
+    in_card=('CrossEncoder("zeroentropy/zerank-2',),
+    names=re.compile(r"zerank[-_.]?2"),
 )
 
 CTXL: Final = RerankerFamily(
@@ -181,7 +194,7 @@ CTXL: Final = RerankerFamily(
     names=re.compile(r"ctxl-rerank|contextualai.*rerank"),
 )
 
-FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK, CTXL)
+FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK_1, ZERANK_2, CTXL)
 
 
 @dataclass(frozen=True, slots=True)
