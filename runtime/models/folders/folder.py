@@ -125,7 +125,7 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return with_images_in_pairs(_label_folder(path, chain, settings, asked, task))
     if kind != "SentenceTransformer":
         raise ConfigError(f"{settings.name}: model_type={kind!r} is not supported")
-    if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
+    if modules_file is None and is_page_retriever(path):
         return read_page_folder(path)
     if modules_file is None and (known := read_embedder(path, read_body_config(path, root=path), settings, task)):
         return known

@@ -14,7 +14,12 @@ from typing import Any, Final
 from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.common_files import read_body_config, read_transformer_settings
-from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_RETRIEVERS, OWN_CLASS, with_engine_config
+from staged_pool.runtime.models.folders.engine_retrievers import (
+    ENGINE_RETRIEVERS,
+    OWN_CLASS,
+    with_engine_config,
+    with_trained_class,
+)
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.folders.tiled_retrievers import ignored_texts, is_tiled_retriever, read_tiled_folder
 from staged_pool.runtime.models.folders.vision_embedders import (
@@ -49,8 +54,9 @@ _EXPANSIONS: Final = 10
 """Padding tokens after a query, as in both models' processors (query augmentation)."""
 
 
-def is_page_retriever(config: Mapping[str, Any]) -> bool:
-    """True for the `config.json` of a page retriever."""
+def is_page_retriever(path: Path) -> bool:
+    """True for the folder of a page retriever, by its `config.json` or its adapter."""
+    config = _page_config(path)
     name = class_name(config)
     return (
         name in PAGE_RETRIEVERS
@@ -138,7 +144,7 @@ def read_page_folder(path: Path) -> ModelFolder:
     Raises:
         ConfigError: A file is missing or malformed; the message names it.
     """
-    config = read_body_config(path, root=path)
+    config = _page_config(path)
     if is_tiled_retriever(config):
         return read_tiled_folder(path, config)
     processor = JsonFile.read(path / "processor_config.json", root=path) or JsonFile.empty()
@@ -181,6 +187,10 @@ def read_page_folder(path: Path) -> ModelFolder:
             frame=around, takes_conversations=False, pixels=pixels, ignored_texts=ignored_texts(page, IMAGE)
         ),
     )
+
+
+def _page_config(path: Path) -> Mapping[str, Any]:
+    return with_trained_class(path, read_body_config(path, root=path))
 
 
 def _around_page(page: str, name: str) -> tuple[str, str]:
