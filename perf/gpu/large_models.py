@@ -136,6 +136,7 @@ def _write_qwen2_vl(
         "image_std": [0.26862954, 0.26130258, 0.27577711], "image_processor_type": "Qwen2VLImageProcessor",
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    _write_pooling(folder, "lasttoken", width=1536, longest=32_768)
 
 
 LARGE_MODELS: Final = (

@@ -13,7 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported, which
 from staged_pool.runtime.config import DType, EngineConfig
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
-from tests.models.tiny import build
+from tests.models.tiny import OCR, build
 from tests.models.varlen import varlen_attn
 
 TinyFolder = Callable[[str], Path]
@@ -48,7 +48,8 @@ def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
     loaded: dict[EngineConfig, Encoder] = {}
 
     def load(kind: str, *, dtype: DType = "float32", **settings: Any) -> Encoder:
-        config = EngineConfig(model=str(tiny_folder(kind)), dtype=dtype, **settings)
+        asked = {"task": "embed", **settings} if kind in OCR else settings  # nothing else says that they embed
+        config = EngineConfig(model=str(tiny_folder(kind)), dtype=dtype, **asked)
         if config not in loaded:
             loaded[config] = load_model(config)
         return loaded[config]

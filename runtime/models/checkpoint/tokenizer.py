@@ -27,7 +27,12 @@ from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.probes import PROBE_TEXTS, differences, encoder
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, TokenizerSettings, read_settings
-from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer, lower_texts
+from staged_pool.runtime.models.tokenizing.siglip import (
+    check_siglip_tokenizer,
+    is_siglip_tokenizer,
+    is_trained_on_lowercase,
+    lower_texts,
+)
 from staged_pool.runtime.models.tokenizing.text_settings import SpecialTexts
 from staged_pool.runtime.models.tokenizing.tokenizer_file import (
     TOKENIZER_FILE,
@@ -97,6 +102,11 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     # Some versions of transformers use the generic class in place of a class that they cannot build.
     is_replaced = type(known).__name__ == _GENERIC_CLASS and settings.class_name not in (None, _GENERIC_CLASS)
     is_generic = is_replaced or bool(notes)
+    names = (settings.class_name, type(known).__name__)
+    if is_trained_on_lowercase(folder.config.get("model_type"), names, settings.rules.get("do_lower_case")):
+        own = [known.backend_tokenizer] if known.is_fast else []
+        changes = [lower_texts(each) for each in (*own, *(from_file[:1] if from_file is not None else ()))]
+        notes = (*notes, *filter(None, changes[-1:]))
     if from_file is None:
         if not known.is_fast:
             raise ConfigError(f"{body}: {type(known).__name__} is written in Python; a {TOKENIZER_FILE} is needed")
@@ -105,8 +115,6 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     else:
         backend, side = from_file
         notes = (*notes, *settings.notes, *_apply_settings(backend, settings, _embedding_rows(folder.config)))
-        if note := lower_texts(backend, type(known).__name__):
-            notes = (*notes, note)
         backend.encode_special_tokens = False  # so that the ids of special tokens can be compared
         notes = (*notes, *_compare(body, backend, known))
     notes = (*notes, *add_ends(backend, settings, known.special_tokens_map))

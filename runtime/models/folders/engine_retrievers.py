@@ -7,24 +7,26 @@ in tiles `ColModernVBertForRetrieval`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
+from staged_pool.runtime.models.folders.adapters import ADAPTER, WEIGHTS
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.stages.errors import ConfigError
 
-ENGINE_RETRIEVERS: Final[Mapping[str, str]] = {
+ENGINE_RETRIEVERS: Final[dict[str, str]] = {
     "ColQwen2": "qwen2_vl",
     "ColQwen2_5": "qwen2_5_vl",
     "ColQwen3": "qwen3_vl",
 }
 """Classes of colpali-engine, and the `model_type` of their bodies."""
 
-TILED_RETRIEVERS: Final[Mapping[str, str]] = {"ColIdefics3": "idefics3", "ColModernVBert": "modernvbert"}
+TILED_RETRIEVERS: Final[dict[str, str]] = {"ColIdefics3": "idefics3", "ColModernVBert": "modernvbert"}
 """The same for models that see an image in tiles. ColSmol is a ColIdefics3."""
 
 _DESCRIBED: Final[Mapping[str, str]] = {
@@ -32,6 +34,11 @@ _DESCRIBED: Final[Mapping[str, str]] = {
     "colmodernvbert": "ColModernVBertForRetrieval",
 }
 """Classes of transformers that such folders are described as, by `model_type`."""
+
+_SAVED_LAYER: Final = re.compile(
+    r"^base_model\.model\.(?:model\.)?(?:custom_text_proj|embedding_proj_layer|linear)(?:\.modules_to_save(?:\.default)?)?\.weight$"
+)
+"""Name of that layer in an adapter with `modules_to_save`."""
 
 OWN_CLASS: Final = "colqwen3"
 """`model_type` of ColQwen3 in folders with a class of their own, as of TomoroAI."""
@@ -47,6 +54,20 @@ ENGINE_NAMES: Final[Mapping[str, str]] = {
 
 _LAYERS: Final = ("custom_text_proj.weight", "embedding_proj_layer.weight", "linear.weight")
 """Name of the linear layer: that of colpali-engine, that of transformers, and that of ColIdefics3."""
+
+
+def with_trained_class(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name the class of colpali-engine in a config, if an adapter brings the linear layer; else return it unchanged.
+
+    Args:
+        path: A folder that may be composed of an adapter and a base model without that layer.
+        config: `config.json`, that of the base model.
+    """
+    kind = config.get("model_type")
+    name = next((name for name, body in (ENGINE_RETRIEVERS | TILED_RETRIEVERS).items() if body == kind), None)
+    if name is None or _rows_of_adapter(path) is None:
+        return config
+    return {**config, "architectures": [name]}
 
 
 def with_engine_config(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,6 +113,8 @@ def _projection_width(path: Path) -> int:
     Raises:
         ConfigError: It is not among the weights.
     """
+    if (rows := _rows_of_adapter(path)) is not None:
+        return rows
     for place in dict.fromkeys(file for layer in _LAYERS for file in files_with(path, layer)):
         try:
             check_fetched(place, place.name)
@@ -103,3 +126,16 @@ def _projection_width(path: Path) -> int:
     raise ConfigError(
         f"{path.name}: a page retriever of colpali-engine must have {_LAYERS[0]} in its weights (model.safetensors)"
     )
+
+
+def _rows_of_adapter(path: Path) -> int | None:
+    """Return the rows of the linear layer that an adapter saves as a whole. None: it saves none."""
+    place = path / ADAPTER / WEIGHTS[0]
+    if not place.is_file():
+        return None
+    try:
+        with safe_open(place, "pt") as file:
+            found = next((name for name in file.keys() if _SAVED_LAYER.match(name)), None)  # noqa: SIM118
+            return None if found is None else int(file.get_slice(found).get_shape()[0])
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{place.name}: cannot be read: {error}") from error

@@ -45,8 +45,8 @@ from staged_pool.runtime.models.folders.reward_models import is_reward_model, re
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.static import is_static, read_static_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
+from staged_pool.runtime.models.folders.vision_embedders import VISION_CHAT_MODELS, read_embedder
 from staged_pool.runtime.models.folders.vision_language import (
-    VISION_CHAT_MODELS,
     is_page_retriever,
     read_conversation_form,
     read_page_folder,
@@ -125,8 +125,10 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return with_images_in_pairs(_label_folder(path, chain, settings, asked, task))
     if kind != "SentenceTransformer":
         raise ConfigError(f"{settings.name}: model_type={kind!r} is not supported")
-    if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
+    if modules_file is None and is_page_retriever(path):
         return read_page_folder(path)
+    if modules_file is None and (known := read_embedder(path, read_body_config(path, root=path), settings, task)):
+        return known
     if modules_file is None or has_only_own_module(path, modules_file):
         folder = _plain_folder(path, settings)
     else:

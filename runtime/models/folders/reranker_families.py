@@ -8,13 +8,14 @@ formula. A reranker of no known family needs its user's settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.card import Activation
-from staged_pool.runtime.models.folders.readme import front_matter, model_card
+from staged_pool.runtime.models.folders.readme import model_card
+from staged_pool.runtime.models.folders.repository_names import repository_names
 from staged_pool.runtime.models.specs.model import LogitScoreSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm, PairPieces, PairTemplate
 from staged_pool.stages.errors import ConfigError
@@ -150,16 +151,29 @@ MXBAI: Final = RerankerFamily(
     names=re.compile(r"mxbai-rerank-[a-z]+-v2"),
 )
 
-ZERANK: Final = RerankerFamily(
-    name="zerank",
-    source="https://huggingface.co/zeroentropy/zerank-1-small (modeling_zeranker.py), zerank-2 (README.md)",
-    form=PairTemplate(roles=("system", "user"), strips=True, arguments={"add_generation_prompt": True}),
+_ZERANK: Final = PairTemplate(roles=("system", "user"), strips=True, arguments={"add_generation_prompt": True})
+
+ZERANK_1: Final = RerankerFamily(
+    name="zerank-1",
+    source="https://huggingface.co/zeroentropy/zerank-1-small (modeling_zeranker.py)",
+    form=_ZERANK,
+    head=LogitScoreSpec(true_token="Yes", false_token=None, divisor=5.0),
+    activation="sigmoid",
+    score="the sigmoid of a fifth of the logit of Yes",
+    in_card=('CrossEncoder("zeroentropy/zerank-1',),
+    files=("modeling_zeranker",),
+    names=re.compile(r"zerank[-_.]?1"),
+)
+
+ZERANK_2: Final = RerankerFamily(
+    name="zerank-2",
+    source="https://huggingface.co/zeroentropy/zerank-2 (README.md)",
+    form=_ZERANK,
     head=LogitScoreSpec(true_token="Yes", false_token=None),
     activation="identity",
     score="the logit of Yes",
-    in_card=('CrossEncoder("zeroentropy/zerank-',),
-    files=("modeling_zeranker",),
-    names=re.compile(r"zerank"),
+    in_card=('CrossEncoder("zeroentropy/zerank-2',),
+    names=re.compile(r"zerank[-_.]?2"),
 )
 
 CTXL: Final = RerankerFamily(
@@ -181,7 +195,7 @@ CTXL: Final = RerankerFamily(
     names=re.compile(r"ctxl-rerank|contextualai.*rerank"),
 )
 
-FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK, CTXL)
+FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK_1, ZERANK_2, CTXL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +237,7 @@ def reject_unsupported(path: Path, config: Mapping[str, Any], class_name: str) -
     Raises:
         ConfigError: Names the reranker, the reason, and the supported families.
     """
-    names = _names(path, config) if class_name.endswith(("ForCausalLM", "LMHeadModel")) else ""
+    names = repository_names(path, config) if class_name.endswith(("ForCausalLM", "LMHeadModel")) else ""
     for family in _UNSUPPORTED:
         if class_name in family.classes or family.names.search(names):
             known = ", ".join(each.name for each in FAMILIES)
@@ -250,7 +264,7 @@ def find_family(
     Raises:
         ConfigError: The evidence fits two families.
     """
-    card, names, auto_map = model_card(path), _names(path, config), str(config.get("auto_map", ""))
+    card, names, auto_map = model_card(path), repository_names(path, config), str(config.get("auto_map", ""))
     tests: tuple[tuple[str, Callable[[RerankerFamily], bool]], ...] = (
         ("its chat template says", lambda family: any(text in (chat or "") for text in family.in_template)),
         (
@@ -284,25 +298,3 @@ def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
         return b'"<|im_start|>"' in (body / "tokenizer.json").read_bytes()
     except OSError:
         return False
-
-
-def _names(path: Path, config: Mapping[str, Any]) -> str:
-    """Names of the folder and of its source repository, lower case, one per line."""
-    return "\n".join(name.lower() for name in _spelled_names(path, config))
-
-
-def _spelled_names(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    yield path.name
-    whole = path.resolve()
-    yield whole.name
-    for part in whole.parts:  # the hub's cache: models--owner--name/snapshots/commit
-        if part.startswith("models--"):
-            yield part.removeprefix("models--").replace("--", "/")
-    yield str(config.get("_name_or_path", ""))
-    headings = (line for line in model_card(path).splitlines() if line.startswith("# "))
-    yield next(headings, "")
-    lines = [line.strip() for line in front_matter(path)]
-    for place, line in enumerate(lines):
-        if line.startswith("base_model:"):
-            yield line.partition(":")[2].strip()
-            yield lines[place + 1].removeprefix("-").strip() if place + 1 < len(lines) else ""

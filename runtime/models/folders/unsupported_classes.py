@@ -50,6 +50,15 @@ _INCOMPLETE_MODELS: Final[Mapping[str, str]] = {
 }
 """Folders that cannot be served, by `model_type`, and the folder to serve instead."""
 
+_BOXES: Final = "the box of each word on its page"
+_BESIDE_TEXT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("bros", "layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "udop"), _BOXES),
+    "markuplm": "the place of each word in its HTML page (xpath)",
+    "roc_bert": "the shape and the pronunciation of each character",
+    "tapas": "the row and the column of each word in its table",
+}
+"""Inputs that a model reads beside its tokens, by `model_type`: transformers puts zeros in their place."""
+
 _OTHER_POSITIONS: Final = ("alibi", "relative_key", "relative_key_query")
 """Position embeddings that transformers' classes dropped: they now ignore the setting silently."""
 
@@ -67,9 +76,11 @@ def check_class(folder: ModelFolder, *, own_code: bool) -> None:
     Raises:
         ConfigError: Names the class and what to do instead.
     """
+    runs_own_code = own_code and bool(folder.config.get("auto_map"))
+    if not runs_own_code:
+        _check_beside_text(folder)
     if folder.architecture not in ("encoder", "image encoder"):
         return
-    runs_own_code = own_code and bool(folder.config.get("auto_map"))
     if folder.architecture == "encoder" and not runs_own_code:
         _check_inputs(folder.config)
         _check_positions(folder.config)
@@ -77,6 +88,18 @@ def check_class(folder: ModelFolder, *, own_code: bool) -> None:
         _check_head(folder, runs_own_code=runs_own_code)
     elif folder.decided_by == "folder" and not runs_own_code:
         _check_own_class(folder.config)
+
+
+def _check_beside_text(folder: ModelFolder) -> None:
+    """Reject a model of pages or tables, unless vectors of bare texts are asked for."""
+    missing = _BESIDE_TEXT.get(str(folder.config.get("model_type")))
+    if missing is None or (folder.architecture == "encoder" and folder.decided_by != "assumed"):
+        return
+    name = class_name(folder.config) or folder.config["model_type"]
+    raise ConfigError(
+        f"config.json: architectures names {name}, which also reads {missing}: a bare text does not have that, and "
+        "results without it would be wrong; --task embed (task='embed') gives vectors of texts without it"
+    )
 
 
 def _check_head(folder: ModelFolder, *, runs_own_code: bool) -> None:

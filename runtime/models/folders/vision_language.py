@@ -14,21 +14,25 @@ from typing import Any, Final
 from staged_pool.runtime.card import Role
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.common_files import read_body_config, read_transformer_settings
-from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_RETRIEVERS, OWN_CLASS, with_engine_config
+from staged_pool.runtime.models.folders.engine_retrievers import (
+    ENGINE_RETRIEVERS,
+    OWN_CLASS,
+    with_engine_config,
+    with_trained_class,
+)
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.folders.tiled_retrievers import ignored_texts, is_tiled_retriever, read_tiled_folder
+from staged_pool.runtime.models.folders.vision_embedders import (
+    IMAGE,
+    QWEN3_VL_EMBEDDING,
+    QWEN_PAGE,
+    VISION_CHAT_MODELS,
+    find_embedder,
+)
 from staged_pool.runtime.models.specs.conversation import ConversationForm, ImageSpec
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, RoleSettings
 from staged_pool.stages.errors import ConfigError
-
-VISION_CHAT_MODELS: Final[Mapping[str, str]] = {
-    "qwen2_vl": "Qwen2VL",
-    "qwen2_5_vl": "Qwen2_5_VL",
-    "qwen3_vl": "Qwen3VL",
-    "paddleocr_vl": "PaddleOCRVL",
-}
-"""Models that read conversations with images: `model_type`, and prefix of the class name in transformers."""
 
 PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval", "ColModernVBertForRetrieval")
 """Transformers classes of page retrievers."""
@@ -36,7 +40,7 @@ PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval", "ColMod
 _QWEN3_FORM: Final = ConversationForm(
     instruction="Represent the user's input.", ends_sentence=True, empty="NULL", add_generation_prompt=True
 )
-"""Inputs of Qwen3-VL-Embedding, from `src/models/qwen3_vl_embedding.py` of QwenLM/Qwen3-VL-Embedding."""
+"""Inputs of Qwen3-VL-Embedding, from its `source`."""
 
 _QWEN3_PIXELS: Final = (4 * 32**2, 1800 * 32**2)
 """Fewest and most pixels of its images, from the same file."""
@@ -46,18 +50,13 @@ _OWN_PIXELS: Final = (4 * 32**2, 1280 * 32**2)
 
 _FORWARD: Final = {"method": "forward", "method_output_name": "last_hidden_state"}
 
-_IMAGE: Final = "<|image_pad|>"
-_QWEN_PAGE: Final = (
-    f"<|im_start|>user\n<|vision_start|>{_IMAGE}<|vision_end|>Describe the image.<|im_end|><|endoftext|>"
-)
-"""ColQwen2's prompt around a page, from `ColQwen2Processor` of transformers."""
-
 _EXPANSIONS: Final = 10
 """Padding tokens after a query, as in both models' processors (query augmentation)."""
 
 
-def is_page_retriever(config: Mapping[str, Any]) -> bool:
-    """True for the `config.json` of a page retriever."""
+def is_page_retriever(path: Path) -> bool:
+    """True for the folder of a page retriever, by its `config.json` or its adapter."""
+    config = _page_config(path)
     name = class_name(config)
     return (
         name in PAGE_RETRIEVERS
@@ -91,6 +90,10 @@ def with_images(folder: ModelFolder) -> ModelFolder:
     if kind == "paddleocr_vl":  # its repository brings code from before transformers had the class
         folder = replace(folder, config={key: value for key, value in folder.config.items() if key != "auto_map"})
     by_script = kind == "qwen3_vl" and not (folder.path / "modules.json").is_file()
+    if by_script:
+        _, evidence = find_embedder(folder.path, folder.config) or (None, "task='embed' alone says")
+        note = f"read as {QWEN3_VL_EMBEDDING.name}, as {evidence}; vectors: {QWEN3_VL_EMBEDDING.way}"
+        folder = replace(folder, notes=(f"{note}, as in {QWEN3_VL_EMBEDDING.source}",))
     return replace(
         folder,
         architecture="vision-language model",
@@ -141,7 +144,7 @@ def read_page_folder(path: Path) -> ModelFolder:
     Raises:
         ConfigError: A file is missing or malformed; the message names it.
     """
-    config = read_body_config(path, root=path)
+    config = _page_config(path)
     if is_tiled_retriever(config):
         return read_tiled_folder(path, config)
     processor = JsonFile.read(path / "processor_config.json", root=path) or JsonFile.empty()
@@ -150,7 +153,7 @@ def read_page_folder(path: Path) -> ModelFolder:
         raise ConfigError("tokenizer_config.json: pad_token is missing, but it must follow every query")
     suffix, pixels = padding * _EXPANSIONS + "\n", None
     if class_name(config) in ENGINE_RETRIEVERS:
-        page, prefix, first, suffix = _QWEN_PAGE, "Query: ", "", padding * _EXPANSIONS
+        page, prefix, first, suffix = QWEN_PAGE, "Query: ", "", padding * _EXPANSIONS
         if config.get("model_type") == OWN_CLASS:
             page = "".join(
                 processor.get(f"visual_prompt_{part}", str, None) or usual
@@ -160,7 +163,7 @@ def read_page_folder(path: Path) -> ModelFolder:
         around = _around_page(page, processor.name)
         config = with_engine_config(path, config)
     elif class_name(config) == "ColQwen2ForRetrieval":
-        page = processor.get("visual_prompt_prefix", str, None) or _QWEN_PAGE
+        page = processor.get("visual_prompt_prefix", str, None) or QWEN_PAGE
         around, prefix, first = _around_page(page, processor.name), "Query: ", ""
     else:
         first = read_special_token(path, "bos_token", root=path) or "<bos>"
@@ -181,20 +184,24 @@ def read_page_folder(path: Path) -> ModelFolder:
         prompts={"query": processor.get("query_prefix", str, None) or prefix},
         roles=roles,
         images=ImageSpec(
-            frame=around, takes_conversations=False, pixels=pixels, ignored_texts=ignored_texts(page, _IMAGE)
+            frame=around, takes_conversations=False, pixels=pixels, ignored_texts=ignored_texts(page, IMAGE)
         ),
     )
 
 
+def _page_config(path: Path) -> Mapping[str, Any]:
+    return with_trained_class(path, read_body_config(path, root=path))
+
+
 def _around_page(page: str, name: str) -> tuple[str, str]:
     """Return the text before and after the image of a page's prompt."""
-    if page.count(_IMAGE) != 1:
-        raise ConfigError(f"{name}: visual_prompt_prefix must have one {_IMAGE}, the image's place")
-    before, _, after = page.partition(_IMAGE)
+    if page.count(IMAGE) != 1:
+        raise ConfigError(f"{name}: visual_prompt_prefix must have one {IMAGE}, the image's place")
+    before, _, after = page.partition(IMAGE)
     return before, after
 
 
 def _split_page() -> tuple[str, str]:
     """Return the usual prompt of a page up to its end mark, and the rest."""
-    before, end, after = _QWEN_PAGE.partition("<|im_end|>")
+    before, end, after = QWEN_PAGE.partition("<|im_end|>")
     return before, end + after

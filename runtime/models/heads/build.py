@@ -62,7 +62,9 @@ def build_heads(
                 heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, transformer, len(folder.labels))
             case LogitScoreSpec():
                 true, false = _answer_ids(spec, tokenizer)
-                heads[Output.LABELS] = LogitScoreHead(loaded.whole, transformer, true, false, rounded=spec.rounded)
+                heads[Output.LABELS] = LogitScoreHead(
+                    loaded.whole, transformer, true, false, divisor=spec.divisor, rounded=spec.rounded
+                )
             case LayersScoreSpec():
                 heads[Output.LABELS] = LayersScoreHead(spec, transformer.width, device)
             case StepLabelsSpec():

@@ -135,6 +135,7 @@ class LogitScoreHead:
         transformer: Transformer of the model, before any speedup.
         true_token: Token id of the answer that means yes.
         false_token: Token id of the answer that means no. None: the score is the logit of `true_token`.
+        divisor: Temperature by which scores are divided.
         rounded: Round scores to bfloat16.
 
     Raises:
@@ -148,8 +149,10 @@ class LogitScoreHead:
         true_token: int,
         false_token: int | None,
         *,
+        divisor: float = 1.0,
         rounded: bool = False,
     ) -> None:
+        self._divisor = divisor
         self._rounded = rounded
         entries = [true_token] if false_token is None else [true_token, false_token]
         self._head = TransplantedHead(whole, dtype=torch.float32, entries=entries)
@@ -163,7 +166,7 @@ class LogitScoreHead:
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         logits = self._head(last_token_pool(hidden, batch.lengths).unsqueeze(1))[:, 0]
-        scores = logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits
+        scores = (logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits) / self._divisor
         read = begin_readback(scores.bfloat16().float() if self._rounded else scores)
         return lambda: list(read())
 

@@ -25,6 +25,8 @@ class ImageSpec:
 
     frame: tuple[str, str] | None
     """Text before and after a single image. None: the chat template writes it."""
+    left_out: str = ""
+    """Beginning of the text before a single image that pooling leaves out."""
     takes_conversations: bool
     """True if images and texts may stand together in a conversation."""
     pixels: tuple[int, int] | None = None

@@ -153,6 +153,8 @@ class LogitScoreSpec:
     """The "yes" token or its id."""
     false_token: int | str | None
     """The "no" token or its id, whose logit is subtracted. None: nothing is subtracted."""
+    divisor: float = 1.0
+    """Temperature: the logit, or the difference, is divided by it."""
     rounded: bool = False
     """Round the score to bfloat16, as the authors do."""
 

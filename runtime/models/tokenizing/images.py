@@ -148,7 +148,7 @@ class MultimodalReader:
         images = self._prepared(given, [only_image(given.source, self.spec.ignored_texts)], "input")
         ids = prompt.ids(images[0].grid)
         self._check_length(ids)
-        return TokenSequence(ids, given.outputs, images=images)
+        return TokenSequence(ids, given.outputs, images=images, prompt_tokens=prompt.left_out)
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
         """Prepare a conversation by the chat template. A prompt becomes a system message, except for a single image."""

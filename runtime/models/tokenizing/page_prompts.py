@@ -30,14 +30,21 @@ class FramedPrompt:
         tokenizer: The folder's tokenizer.
         frame: Text before and after the image.
         layout: Layout of the model's images.
+        left_out: Beginning of the text before it that pooling leaves out.
 
     Raises:
         ConfigError: The tokenizer merges the text with others.
     """
 
-    def __init__(self, tokenizer: Tokenizer, frame: tuple[str, str], layout: ImageLayout) -> None:
+    left_out: int
+    """Leading tokens that pooling leaves out."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, frame: tuple[str, str], layout: ImageLayout, *, left_out: str = ""
+    ) -> None:
         self._frame = read_frame(frame, tokenizer)
         self._layout = layout
+        self.left_out = len(read_frame((left_out, ""), tokenizer).prefix)
 
     def ids(self, grid: Size | None) -> TokenIds:
         """Return the tokens of an image inside the prompt; see `Pixels.grid`."""
@@ -59,6 +66,8 @@ class TiledPrompt:
     Raises:
         ConfigError: The tokenizer lacks a token of the tiles.
     """
+
+    left_out: int = 0
 
     def __init__(self, tokenizer: Tokenizer, frame: tuple[str, str], texts: TileTexts, layout: ImageLayout) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +121,7 @@ def page_prompt(tokenizer: Tokenizer, spec: ImageSpec, layout: ImageLayout) -> P
     assert spec.frame is not None
     if spec.tiles is not None:
         return TiledPrompt(tokenizer, spec.frame, spec.tiles, layout)
-    return FramedPrompt(tokenizer, spec.frame, layout)
+    return FramedPrompt(tokenizer, spec.frame, layout, left_out=spec.left_out)
 
 
 def only_image(source: object, ignored_texts: Sequence[str]) -> Image:

@@ -43,6 +43,7 @@ from tests.models.tiny.hub import (
     gte,
     modalities,
     modernbert_mlm,
+    of_pages,
     only,
     pickled,
     pickled_in_parts,
@@ -75,6 +76,14 @@ MERGE = "merge the adapter into its base model (merge_and_unload of peft), save 
 HEAD = "whose head is not supported: without it the model's results would be wrong; --task embed"
 LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 PARTS = {"regression_layer__weight": (19, 32), "gating__weight__layers__0__weight": (4, 32)}
+
+
+LILT = of_pages("LiltModel", "lilt")
+LAYOUTLM_V3 = {"coordinate_size": 8, "shape_size": 8, "visual_embed": False}
+MARKUPLM = {"max_depth": 4, "xpath_unit_hidden_size": 8}
+BOXES = "which also reads the box of each word on its page: a bare text does not have that"
+PATHS = "which also reads the place of each word in its HTML page (xpath): a bare text does not have that"
+CELLS = "which also reads the row and the column of each word in its table: a bare text does not have that"
 
 
 def like(kind: str) -> Body:
@@ -175,6 +184,8 @@ SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
         plain_mean,
         {},
     ),
+    "LiLT trained on bare texts": (after(LILT, pooled("mean_tokens")), plain_mean, {}),
+    "LayoutLM, and its vectors are asked for": (of_pages("LayoutLMModel", "layoutlm"), plain_mean, {"task": "embed"}),
     "a Dense with a short name of its activation": (
         after(like("bert-max-dense"), dense_with("torch.nn.Tanh")),
         plain_mean,
@@ -230,6 +241,26 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         after(like("bert-plain"), claims("BartForConditionalGeneration", model_type="bart")),
         "BartForConditionalGeneration, which generates text with a decoder: it is not a pooling model",
     ),
+    "LayoutLM that labels pages": (
+        of_pages("LayoutLMForSequenceClassification", "layoutlm"),
+        f"config.json: architectures names LayoutLMForSequenceClassification, {BOXES}",
+    ),
+    "LayoutLM that labels words": (of_pages("LayoutLMForTokenClassification", "layoutlm"), BOXES),
+    "LayoutLMv3": (of_pages("LayoutLMv3ForTokenClassification", "layoutlmv3", **LAYOUTLM_V3), BOXES),
+    "LayoutLMv3 that labels pages": (
+        of_pages("LayoutLMv3ForSequenceClassification", "layoutlmv3", **LAYOUTLM_V3),
+        BOXES,
+    ),
+    "LiLT that labels words": (of_pages("LiltForTokenClassification", "lilt"), BOXES),
+    "LiLT that labels pages": (of_pages("LiltForSequenceClassification", "lilt"), BOXES),
+    "LiLT of which nothing is known": (
+        LILT,
+        f"LiltModel, {BOXES}, and results without it would be wrong; --task embed",
+    ),
+    "BROS": (of_pages("BrosForTokenClassification", "bros"), BOXES),
+    "MarkupLM": (of_pages("MarkupLMForTokenClassification", "markuplm", **MARKUPLM), PATHS),
+    "MarkupLM that labels pages": (of_pages("MarkupLMForSequenceClassification", "markuplm", **MARKUPLM), PATHS),
+    "TAPAS": (of_pages("TapasForSequenceClassification", "tapas"), CELLS),
     "DPR": (
         after(like("bert-plain"), claims("DPRQuestionEncoder", model_type="dpr")),
         "an encoder of DPR in its original layout: serve the sentence-transformers folder of the same model",

@@ -23,6 +23,7 @@ from tests.models.tiny.prompted import PROMPTED
 from tests.models.tiny.sparse import SPARSE
 from tests.models.tiny.vision_language import (
     ENGINE_PAGES,
+    NAMED,
     OCR,
     PAGES,
     QWEN3_VL,
@@ -50,6 +51,7 @@ EVERY: Mapping[str, Body] = {
     **VISION_LANGUAGE,
     **QWEN3_VL,
     **ENGINE_PAGES,
+    **NAMED,
     **TILED_PAGES,
     **OCR,
 }
@@ -60,7 +62,8 @@ NEEDS: Mapping[str, str] = {
     "colpali": "5.5",  # whose language model stands apart
     "nomic-matryoshka": "5.5",  # the first with NomicBertModel
     **dict.fromkeys(
-        ("siglip2-naflex", "qwen2-vl", "qwen2.5-vl", "colqwen2", *QWEN3_VL, *ENGINE_PAGES, *TILED_PAGES, *OCR), "5.5"
+        ("siglip2-naflex", "qwen2-vl", "qwen2.5-vl", "colqwen2", *QWEN3_VL, *ENGINE_PAGES, *NAMED, *TILED_PAGES, *OCR),
+        "5.5",
     ),  # processors without torchvision
 }
 """Kinds that the oldest transformers cannot make, by the first version that can."""
@@ -96,6 +99,8 @@ __all__ = [
     "IMAGE_ENCODERS",
     "KINDS",
     "MULTI_VECTOR",
+    "NAMED",
+    "OCR",
     "PAGES",
     "POSITIONS",
     "PROMPTED",

@@ -44,6 +44,26 @@ def bert_as(name: str, **config: Any) -> Body:
     return make
 
 
+def of_pages(name: str, model_type: str, **config: Any) -> Body:
+    """A model of pages or tables, with a tokenizer of texts: that of BERT or of RoBERTa."""
+
+    def make(folder: Path) -> None:
+        tokenizer = word_piece() if model_type in ("layoutlm", "tapas", "bros") else byte_bpe()
+        settings = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": POSITIONS + 2,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        made = hf.AutoConfig.for_model(model_type, **settings, **config)
+        save_body(folder, getattr(hf, name)(made), tokenizer, model_max_length=POSITIONS)
+
+    return make
+
+
 def electra(folder: Path) -> None:
     tokenizer = word_piece()
     config = hf.ElectraConfig(

@@ -178,13 +178,16 @@ def siglip(
 ) -> None:
     """Texts of 64 tokens, padding among them, which is seen unless it is `masked`."""
     tokenizer = unigram(begin="", lower_case=lower_case, canonical=canonical)
+    names = ["input_ids", "attention_mask"] if masked else ["input_ids"]
+    _save_siglip(folder, tokenizer, projection=projection, model_input_names=names, **tokenizer_config)
+
+
+def _save_siglip(folder: Path, tokenizer: Any, *, projection: int = PROJECTION, **tokenizer_config: Any) -> None:
     image = {"hidden_size": PROJECTION, **_PIXELS, **_LAYERS}
     text = _siglip_text(len(tokenizer), projection_size=projection)
     config = hf.SiglipConfig(text_config=text, vision_config=image)
     processor = hf.SiglipImageProcessorPil(size={"height": EDGE, "width": EDGE}, **_GREY)
-    names = ["input_ids", "attention_mask"] if masked else ["input_ids"]
-    settings = {"model_input_names": names, "model_max_length": 64, **tokenizer_config}
-    _save(folder, hf.SiglipModel(config), tokenizer, processor, **settings)
+    _save(folder, hf.SiglipModel(config), tokenizer, processor, model_max_length=64, **tokenizer_config)
 
 
 def _siglip_masked(folder: Path) -> None:
@@ -192,8 +195,9 @@ def _siglip_masked(folder: Path) -> None:
 
 
 def _siglip2_fixed(folder: Path) -> None:
-    """SigLIP2 for images of one size: a SigLIP whose tokenizer lowercases and may pad first."""
-    siglip(folder, lower_case=True, padding_side="left")
+    """SigLIP2 for images of one size: a SigLIP with Gemma's tokenizer, whose class ignores `do_lower_case`."""
+    settings = {"model_input_names": ["input_ids"], "padding_side": "right", "do_lower_case": True}
+    _save_siglip(folder, blank_bpe(), tokenizer_class="GemmaTokenizer", processor_class="SiglipProcessor", **settings)
 
 
 def _siglip2_naflex(folder: Path) -> None:

@@ -157,22 +157,51 @@ def _widen(model: nn.Module) -> None:
 
 
 def _qwen2_vl(folder: Path) -> None:
-    """The whole model that gives answers, as it is published: its vectors are those of the last token."""
+    """The whole model that gives answers, in the layout of sentence-transformers: vectors of the last token."""
     tokenizer = _chat_tokenizer()
     model = hf.Qwen2VLForConditionalGeneration(_qwen2_vl_config(tokenizer))
     _widen(model)
     save(folder, model, tokenizer)
     _write_patch_settings(folder)
+    _write_last_token(folder)
 
 
 def _qwen2_5_vl(folder: Path) -> None:
-    """The same family's next version, in the layout of sentence-transformers."""
+    """The same family's next version."""
+    qwen2_5_vl_instruct(folder)
+    _write_last_token(folder)
+
+
+def qwen2_5_vl_instruct(folder: Path) -> None:
+    """The model that gives answers, as it is published: no file says that it makes vectors."""
     tokenizer = _chat_tokenizer()
     model = hf.Qwen2_5_VLForConditionalGeneration(_qwen2_5_vl_config(tokenizer))
     _widen(model)
     save(folder, model, tokenizer)
     _write_patch_settings(folder)
+
+
+def _write_last_token(folder: Path) -> None:
     write_modules(folder, ("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "lasttoken"}), ("Normalize", {}))
+
+
+def _jina_v4_vllm(folder: Path) -> None:
+    """jina-embeddings-v4-vllm-retrieval: only its card and its name tell it from other models of the class."""
+    qwen2_5_vl_instruct(folder)
+    (folder / "README.md").write_text(
+        "---\ntags:\n- vidore\n- multimodal-embedding\n---\n# Jina Embeddings v4: retrieval\n\n"
+        '    model = LLM(\n        model="jinaai/jina-embeddings-v4-vllm-retrieval",\n        task="embed",\n'
+    )
+
+
+def _biqwen2_5(folder: Path) -> None:
+    """BiQwen2_5 of colpali-engine, with all of its weights."""
+    tokenizer = _chat_tokenizer()
+    model = hf.Qwen2_5_VLModel(_qwen2_5_vl_config(tokenizer))
+    _widen(model)
+    save(folder, model, tokenizer)
+    edit_json(folder / "config.json", architectures=["BiQwen2_5"])
+    _write_patch_settings(folder)
 
 
 def _colqwen2(folder: Path) -> None:
@@ -282,6 +311,7 @@ def _qwen3_vl(folder: Path) -> None:
     model = hf.Qwen3VLForConditionalGeneration(qwen3_vl_config(tokenizer))
     _widen(model)
     save(folder, model, tokenizer)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Qwen3-VL-Embedding-2B\n")
     write_json(
         folder / "preprocessor_config.json",
         {
@@ -574,6 +604,9 @@ def _colidefics3(folder: Path) -> None:
 
 TILED_PAGES: Mapping[str, Body] = {"colmodernvbert": _colmodernvbert, "colidefics3": _colidefics3}
 """Page retrievers that see an image in tiles, by name."""
+
+NAMED: Mapping[str, Body] = {"jina-v4-vllm": _jina_v4_vllm, "biqwen2.5": _biqwen2_5}
+"""One vector of a text or of a page, by name: their folders do not state how."""
 
 ENGINE_PAGES: Mapping[str, Body] = {"colqwen2.5": _colqwen2_5, "colqwen3": _colqwen3}
 """Page retrievers of colpali-engine, by name."""

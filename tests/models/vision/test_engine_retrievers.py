@@ -31,7 +31,8 @@ from tests.models.encoded_images import encode
 from tests.models.image_oracle import Array, as_array
 from tests.models.oracle import apart
 from tests.models.requests import embed, prepare, score
-from tests.models.tiny import ENGINE_PAGES, edit_json, write_json
+from tests.models.tiny import ENGINE_PAGES, WIDTH, edit_json, write_json
+from tests.models.tiny.vision_language import PAGE_WIDTH
 
 EXACT = 1e-4
 WIDE, TALL, SMALL = encode(100, 80), encode(70, 150, "PNG", 1), encode(31, 47, "PNG", 3)
@@ -203,6 +204,48 @@ def test_an_adapter_is_merged_into_the_body_and_the_layer(tiny_folder: TinyFolde
     wanted = [vectors(base, PAGE, [WIDE], model, weights)]
     assert np.abs(wanted[0] - vectors(base, PAGE, [WIDE])).max() > 100 * EXACT
     assert apart(embed(loaded(folder), [Image(WIDE)], Output.MULTI_VECTOR).multi_vector, wanted) < EXACT
+
+
+@pytest.mark.parametrize("saved", ["custom_text_proj", "custom_text_proj.modules_to_save.default"])
+def test_an_adapter_of_a_plain_model_may_bring_the_layer(saved: str, tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    """As peft saves `modules_to_save`: the base model is a chat model as it is published, without the layer."""
+    base = Path(
+        shutil.copytree(
+            tiny_folder("qwen2.5-vl"), tmp_path / "base", ignore=shutil.ignore_patterns("*_*/", "modules.json")
+        )
+    )
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    torch.manual_seed(3)
+    stored_weights = load_file(base / "model.safetensors")
+    bare = {re.sub(r"^(model|language_model)\.", "", re.sub(r"^model\.", "", name)): name for name in stored_weights}
+    weights = {
+        name if name.startswith("visual.") else f"language_model.{name}": stored_weights[whole]
+        for name, whole in bare.items()
+        if not name.startswith("lm_head")
+    }
+    query = next(name for name in weights if "visual" not in name and name.endswith("q_proj.weight"))
+    first, second = torch.randn(4, weights[query].shape[1]) * 0.2, torch.randn(weights[query].shape[0], 4) * 0.2
+    weights[query] = weights[query] + 2.0 * second @ first
+    layer = {"weight": torch.randn(PAGE_WIDTH, WIDTH), "bias": torch.randn(PAGE_WIDTH)}
+    module = query.removesuffix(".weight").replace("language_model.", "model.")
+    parts = {f"base_model.model.{saved}.{name}": tensor for name, tensor in layer.items()}
+    parts |= {f"base_model.model.{module}.lora_A.weight": first, f"base_model.model.{module}.lora_B.weight": second}
+    save_file(parts, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "task_type": "FEATURE_EXTRACTION"}
+    named = {"base_model_name_or_path": str(base), "modules_to_save": ["custom_text_proj"]}
+    write_json(folder / "adapter_config.json", {**settings, **named})
+    weights |= {f"proj.{name}": tensor for name, tensor in layer.items()}
+    model, served = body(base, weights), loaded(folder)
+    assert served.card.scoring == "late-interaction"
+    wanted = [vectors(base, PAGE, [image], model, weights) for image in IMAGES]
+    assert apart(embed(served, [Image(image) for image in IMAGES], Output.MULTI_VECTOR).multi_vector, wanted) < EXACT
+    queries = [vectors(base, f"Query: {query}" + "<|endoftext|>" * 10, [], model, weights) for query in QUERIES]
+    found = embed(served, QUERIES, Output.MULTI_VECTOR, prompt_name="query").multi_vector
+    assert apart(found, queries) < EXACT
+    save_file({name: each for name, each in parts.items() if "bias" not in name}, folder / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"embedding_proj_layer\.bias is missing"):
+        loaded(folder)
 
 
 def test_a_folder_without_the_layer_is_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.images.drawing import drawing, encode, image
 from tests.models.oracle import Array
 from tests.models.requests import classify, embed, prepare, score, text_tower
-from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
+from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS, edit_json
 from tests.models.tiny.images import LABELS, PROJECTION
 
 FILES = [
@@ -155,10 +155,33 @@ def test_bfloat16_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) 
 @pytest.mark.parametrize("kind", TWO_TOWERS)
 def test_vectors_of_texts_are_those_of_transformers(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
     fill_to = 64 if kind.startswith("siglip") else None
-    wanted = oracle.text_features(tiny_folder(kind) / body(kind), TEXTS, fill_to=fill_to)
+    texts = [text.lower() for text in TEXTS] if kind.startswith("siglip2") else TEXTS  # as the authors' code does first
+    wanted = oracle.text_features(tiny_folder(kind) / body(kind), texts, fill_to=fill_to)
     model = load_tiny(kind)
     assert np.abs(dense(model, TEXTS) - wanted).max() < EXACT
     assert np.abs(dense(model, TEXTS, alone=True) - wanted).max() < EXACT
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowercased"),
+    [
+        ({}, True),
+        ({"do_lower_case": None}, True),
+        ({"do_lower_case": False}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": None}, False),
+    ],
+)
+def test_texts_of_siglip2_are_lowercased_by_its_tokenizer(
+    settings: dict[str, Any], lowercased: bool, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("siglip2-fixed"), tmp_path / "model")
+    edit_json(folder / "tokenizer_config.json", **settings)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    capital, small = dense(model, ["Stock Markets FELL", "stock markets fell"])
+    assert np.array_equal(capital, small) == lowercased
+    assert any("texts are lowercased" in note for note in model.card.notes) == lowercased
+    assert not any("which is followed" in note for note in model.card.notes)
 
 
 @pytest.mark.parametrize("attention", ["packed", "padded"])

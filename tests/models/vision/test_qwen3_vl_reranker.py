@@ -182,7 +182,9 @@ def test_settings_of_a_folder_that_do_not_fit_are_rejected(tiny_folder: TinyFold
     own = read_folder(folder, score_template="{query} {document} {instruction}", score_tokens="no,yes")
     assert "this replaces the prompt and tokens" in own.notes[0]
     (folder / "README.md").unlink()
-    assert read_folder(folder).scoring == "bi-encoder"
+    with pytest.raises(ConfigError, match=r"nothing in model says how it makes vectors.*Set task='score'"):
+        read_folder(folder)
+    assert read_folder(folder, task="embed").scoring == "bi-encoder"
     assert "only evidence is task='score'" in read_folder(folder, task="score").warnings[0]
     edit_json(folder / "config.json", architectures=["Qwen3VLModel"])
     with pytest.raises(ConfigError, match="gives no logits of answers"):

@@ -640,7 +640,7 @@ def test_folders_of_other_versions_give_the_same(
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
-        ("qwen2-vl", {"architectures": ["ColQwen2"]}, r"must have custom_text_proj\.weight in its weights"),
+        ("qwen2.5-vl", {"architectures": ["ColQwen2_5"]}, r"must have custom_text_proj\.weight in its weights"),
         (
             "qwen2-vl",
             {"model_type": "paligemma"},
@@ -652,6 +652,7 @@ def test_models_that_are_shown_images_in_other_ways_are_rejected(
     kind: str, changes: dict[str, Any], reason: str, tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
     folder = copied(kind, tiny_folder, tmp_path)
+    (folder / "modules.json").unlink()
     edit_json(folder / "config.json", **changes)
     with pytest.raises(ConfigError, match=reason):
         read_folder(folder)
