@@ -8,8 +8,9 @@ program has written itself is decoded elsewhere.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, overload
 
 from staged_pool.stages import foreign_text
@@ -26,13 +27,16 @@ MOST_BYTES: Final = 256 * 2**20
 ANY_SIZE: Final = 2**62
 """Limit of a reader that has limited the bytes already."""
 
-_ESCAPED: Final = re.compile(rb'\\["\\]')
-_TEXT: Final = re.compile(rb'"[^"]*"')
-_MARK: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-_SEARCHED_BYTES: Final = 2**20
-"""Bytes in which the place of a fault is searched."""
+_SLICE: Final = 2**16
+"""Bytes, or characters of a string, that one step looks at.
+
+A call in C holds the interpreter's lock to its end, so it gets no more than this.
+"""
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
 _NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
-_AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""Steps of the depth at a bracket, 1 and -1, as `array("b")` reads bytes."""
 
 
 class BadJson(ValueError):
@@ -107,28 +111,79 @@ def check_depth(content: Content, most: int = MOST_DEPTH, *, line: int = 1) -> N
     Raises:
         BadJson: More than `most` lists and objects are inside one another; says where.
     """
-    whole = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
-    if whole.count(b"[") + whole.count(b"{") <= most:
+    if not _has_more_opens(content, most):
         return
-    # All of this runs in C: a loop over the brackets of a tokenizer would take as long as decoding it.
-    marks = (_ESCAPED.sub(b"", whole) if b"\\" in whole else whole).translate(None, _NO_MARKS)
-    brackets = _TEXT.sub(b"", marks).translate(_AS_LISTS)
-    rounds = 0
-    while rounds < most and len(fewer := brackets.replace(b"[]", b"")) < len(brackets):
-        brackets, rounds = fewer, rounds + 1  # each round takes away the innermost level
-    if (left := brackets.count(b"[")) and left + rounds > most:
-        where = _place_of(whole[:_SEARCHED_BYTES], most, line)
-        raise BadJson(f"it is nested too deeply: more than {most} lists and objects inside one another{where}")
+    escape, in_text, depth = b"", False, 0
+    for number, part in enumerate(_slices(content)):
+        # Each byte is looked at a few times, in C. A loop over the brackets in Python would take longer than decoding.
+        marks = escape + part
+        if has_escape := b"\\" in marks:
+            marks = marks.replace(b"\\\\", b"")
+            has_escape = marks.endswith(b"\\")
+            marks = marks.replace(b'\\"', b"")
+        # Two quotes side by side change nothing. Brackets between the others are in turn outside and inside of texts.
+        texts = marks.translate(None, _NO_MARKS).replace(b'""', b"").split(b'"')
+        steps = array("b", b"".join(texts[in_text::2]).translate(_STEPS))
+        if max(accumulate(steps, initial=depth)) > most:
+            where = _place_of(content, number, _place_in(part, bool(escape), in_text, most - depth), line)
+            raise BadJson(f"it is nested too deeply: more than {most} lists and objects inside one another{where}")
+        depth += sum(steps)
+        escape = b"\\" if has_escape else b""
+        in_text ^= len(texts) % 2 == 0
 
 
-def _place_of(content: bytes, most: int, first_line: int) -> str:
-    """Return the place of the bracket that is one level too deep; empty if the content has none."""
-    depth = 0
-    for mark in _MARK.finditer(content):
-        depth += mark[0] in (b"[", b"{")
-        depth -= mark[0] in (b"]", b"}")
-        if depth > most:
-            at = mark.start()
-            line, column = content.count(b"\n", 0, at) + first_line, at - content.rfind(b"\n", 0, at)
-            return f", from line {line}, column {column} on"
-    return ""
+def _has_more_opens(content: Content, most: int) -> bool:
+    opens = 0
+    for part in _slices(content):
+        opens += part.count(b"[") + part.count(b"{")
+        if opens > most:
+            return True
+    return False
+
+
+def _slices(content: Content) -> Iterator[bytes]:
+    whole = content if isinstance(content, str) else memoryview(content)
+    for start in range(0, len(whole), _SLICE):
+        part = whole[start : start + _SLICE]
+        yield part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
+
+
+def _place_in(part: bytes, is_escaped: bool, in_text: bool, most: int) -> int:
+    """Return the index of the bracket in a slice that is one level too deep.
+
+    Args:
+        part: The slice, which has such a bracket.
+        is_escaped: Whether a backslash stands before it.
+        in_text: Whether it begins inside of a text.
+        most: Levels that it may go down.
+    """
+    for index, byte in enumerate(part):
+        if is_escaped and byte in b'"\\':
+            is_escaped = False
+        elif byte == _BACKSLASH:
+            is_escaped = True
+        else:
+            is_escaped = False
+            in_text ^= byte == _QUOTE
+            most += 0 if in_text else (byte in b"]}") - (byte in b"[{")
+            if most < 0:
+                return index
+    raise AssertionError("the slice has no such bracket")
+
+
+def _place_of(content: Content, number: int, index: int, first_line: int) -> str:
+    """Return the place of a byte in words.
+
+    Args:
+        content: All of it.
+        number: Number of the slice, from 0.
+        index: Index of the byte in its slice.
+        first_line: Number of the first line.
+    """
+    line, column = first_line, 1
+    for place, part in enumerate(islice(_slices(content), number + 1)):
+        before = part[:index] if place == number else part
+        if breaks := before.count(b"\n"):
+            line, column = line + breaks, 0
+        column += len(before) - (before.rfind(b"\n") if breaks else 0)
+    return f", from line {line}, column {column} on"

@@ -29,8 +29,11 @@ _LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]|\r(?!\n|$)|[\x00-\x08\x0b\x0c\
 """Bytes that h11 accepts and this reader does not: a bare LF or CR, obs-fold, control characters."""
 
 _VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
-_TARGET: Final = re.compile(rb"(?:/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\\]+)[^#\x7f-\xff]*")
-"""Target in origin or absolute form (RFC 9112, section 3.2); `*` is for OPTIONS alone, and CONNECT is not served."""
+_TARGET: Final = re.compile(rb"(?:/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\\]++)[^#\x7f-\xff]*")
+"""Target in origin or absolute form (RFC 9112, section 3.2); `*` is for OPTIONS alone, and CONNECT is not served.
+
+The host is possessive: what follows may have the same characters, and a wrong target would be tried at each of them.
+"""
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _ONE_LENGTH: Final = re.compile(rb"[0-9]{1,20}")

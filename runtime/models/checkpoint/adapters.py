@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from staged_pool.runtime.models.checkpoint.name_patterns import fits_end
 from staged_pool.runtime.models.folders.adapters import ADAPTER, SETTINGS, WEIGHTS
-from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile, shown
 from staged_pool.stages.errors import ConfigError
 
 _PREFIX: Final = "base_model.model."
@@ -155,14 +156,14 @@ def lora_scale(name: str, rank: int, settings: JsonFile) -> float:
     """Factor of B @ A. `alpha_pattern` names modules by a regular expression for the end of their names.
 
     Raises:
-        ConfigError: A field is malformed.
+        ConfigError: A field is malformed, or an expression has too many ways to match the name.
     """
     alpha = settings.content.get("lora_alpha", 8)
     for pattern, value in settings.get("alpha_pattern", dict, {}).items():
         try:
-            fits = re.match(rf"(.*\.)?({pattern})$", name) is not None
-        except re.error as error:
-            raise ConfigError(f"{SETTINGS}: alpha_pattern has {pattern!r}, no regular expression: {error}") from error
+            fits = fits_end(pattern, name)
+        except ValueError as error:
+            raise ConfigError(f"{SETTINGS}: alpha_pattern has {shown(pattern)}, {error}") from error
         if fits:
             alpha = value
             break

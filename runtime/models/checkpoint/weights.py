@@ -73,7 +73,7 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
 _READ_BY_DECODERS: Final = ("BartForSequenceClassification",)
 """Classifiers whose decoder reads the text again, and gives a vector of each token."""
 
-_UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
+_UNSAFE: Final = re.compile(r"Unsupported .{0,100}?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
 """Torch's error for an object in a pickle that is not a tensor; a group holds the object's name."""
 
 

@@ -192,7 +192,7 @@ CTXL: Final = RerankerFamily(
     activation="identity",
     score="the logit of token 0, in bfloat16",
     in_card=("Check whether a given document contains information helpful to answer the query",),
-    names=re.compile(r"ctxl-rerank|contextualai.*rerank"),
+    names=re.compile(r"ctxl-rerank|contextualai.{0,100}rerank"),
 )
 
 FAMILIES: Final = (QWEN3, QWEN3_VL, BGE_GEMMA, MXBAI, ZERANK_1, ZERANK_2, CTXL)

@@ -19,6 +19,9 @@ from staged_pool.stages.errors import ConfigError
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 
+_MOST_CHARACTERS: Final = 1024
+"""Most characters of a tensor's name. Layers are counted by the beginnings of names."""
+
 _PICKLED_KINDS: Final = {
     torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
@@ -48,8 +51,15 @@ def read_shard(path: Path, name: str) -> dict[str, StoredTensor]:
         name: Its name in error messages.
 
     Raises:
-        ConfigError: The file is damaged, or no weights file.
+        ConfigError: The file is damaged, or no weights file, or the name of a tensor is no name.
     """
+    tensors = _read(path, name)
+    if (longest := max(map(len, tensors), default=0)) > _MOST_CHARACTERS:
+        raise ConfigError(f"{name}: a tensor has a name of {longest} characters; at most {_MOST_CHARACTERS} are read")
+    return tensors
+
+
+def _read(path: Path, name: str) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         beginning = file.read(len(POINTER))
     if not beginning:

@@ -8,7 +8,7 @@ import anyio
 import h11
 import pytest
 
-from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, MalformedRequest, StrictReader
+from staged_pool.api.http.protocol.strict_reader import MAX_EMPTY_LINES, MalformedRequest, StrictReader, check_head
 from tests.servers.byte_client import EMBED, post, read_answer, statuses
 from tests.servers.on_socket import serving
 from tests.support.waiting import until
@@ -93,6 +93,13 @@ def test_a_malformed_request_is_rejected_however_it_is_cut(sent: bytes, status: 
 def test_a_host_that_clients_send_is_right(host: str) -> None:
     events = read(get().replace(b"host: test", b"host: " + host.encode()))
     assert isinstance(events[0], h11.Request)
+
+
+@pytest.mark.parametrize("end", ["#", "/\x7f", "#/", "?\xff"])
+def test_a_long_target_is_read_once(end: str) -> None:
+    # To try every length of the host would take hours, in which nobody else is served.
+    with pytest.raises(MalformedRequest, match="The target of the request is not valid"):
+        check_head(get("http://" + "a" * 2**20 + end).removesuffix(b"\r\n\r\n"))
 
 
 @pytest.mark.parametrize("target", ["/", "/a?b=c", "/%68ealth", "http://other/health", "//a", "/a[0]|b"])
