@@ -128,6 +128,8 @@ class Link:
                 return "the peer closed it" if not frames.held_bytes else "the peer ended within a frame"
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return "the peer ended"
+            except OSError as error:
+                return _no_room(error)
             try:
                 for one in frames.feed(data):
                     self._handle(one)
@@ -149,7 +151,7 @@ class Link:
                 return  # the reader still gets what the peer had sent, and then the end
 
     async def _send(self, data: bytes) -> bool:
-        """Send bytes, piece by piece. Returns False if the peer is gone."""
+        """Send bytes, piece by piece. Returns False if the peer is gone, or the system has no room for them."""
         self._is_writing = True
         for start in range(0, len(data), SEND_BYTES):
             piece = data if len(data) <= SEND_BYTES else data[start : start + SEND_BYTES]
@@ -157,7 +159,14 @@ class Link:
                 await self._stream.send(piece)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return False
+            except OSError as error:
+                self._give_up(_no_room(error))  # the peer is there, and would wait for the rest of this frame
+                return False
             self._unread_bytes = 0
             self.unsent_bytes -= len(piece)
         self._is_writing = False
         return True
+
+
+def _no_room(error: OSError) -> str:
+    return f"the system has no room for it: {error.strerror}"

@@ -6,6 +6,7 @@ cancelled while bytes arrive fails in the event loop, which sets a future that i
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,11 +23,15 @@ T = TypeVar("T")
 
 _READ_BYTES: Final = 1 << 16
 
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
+"""Errors of a system that has no room for a call. They say nothing of the peer."""
+
 
 class UnixStream:
     """One end of a connection. One task may receive and another one send.
 
-    A cancelled `receive` or `receive_files` loses nothing. A cancelled `send` may have sent a part.
+    A cancelled `receive` or `receive_files` loses nothing. A cancelled `send` may have sent a part. All of them raise
+    `OSError` if the system has no descriptors or no memory for the call, which is no end of the peer.
 
     Args:
         end: A connected socket of bytes, which is closed with the stream.
@@ -60,7 +65,8 @@ class UnixStream:
     async def receive_files(self, most_bytes: int, most_files: int) -> tuple[bytes, Sequence[int]]:
         """Wait for a message and its descriptors. The caller closes them. Raises the errors of `receive`.
 
-        A program that is started here does not inherit them.
+        A program that is started here does not inherit them. They are fewer than were sent if this process may open no
+        more: the system closes the rest.
         """
         take = partial(socket.recv_fds, self._socket, most_bytes, most_files)
         data, files, _, _ = await self._once(anyio.wait_readable, take)
@@ -106,4 +112,6 @@ class UnixStream:
             except BlockingIOError:
                 await ready(self._socket)
             except OSError as error:
+                if error.errno in _NO_ROOM:
+                    raise
                 raise (anyio.ClosedResourceError if self._socket.fileno() < 0 else anyio.BrokenResourceError) from error

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import anyio
 import msgspec
 
 from staged_pool.api.fleet.snapshot import Snapshot
 from staged_pool.runtime.load_progress import LoadStatus
-from staged_pool.runtime.remote.port import RING_BYTES, Rings
 from staged_pool.stages.link import Link, Stream
-from staged_pool.stages.ring import open_memory
-from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import Frame, WireError
 
 
@@ -75,9 +68,6 @@ class Tell(msgspec.Struct, tag=True, frozen=True):
 Order: TypeAlias = Drain | Listening | Ready | Others | Lost | Loading | Beat | Ask | Tell
 
 _KIND: Final = 0
-_NUMBER_BYTES: Final = 4
-"""Size of the message that carries the end of a line: its number."""
-
 BEHIND_BYTES: Final = 1 << 18
 """Bytes that wait to be sent from which on no report is added to them: the other end stands still."""
 
@@ -115,55 +105,3 @@ class Control:
             raise WireError(f"the other end sends an order that cannot be read: {error}") from error
         if (handler := self._handlers.get(type(order))) is not None:
             handler(order)
-
-
-class Line(NamedTuple):
-    """One end of a line between a front and the engine process."""
-
-    number: int
-    stream: UnixStream
-    rings: Rings
-    """Its rings, whose descriptors the owner of the line closes."""
-
-
-async def send_line(number: int, first: UnixStream, second: UnixStream) -> None:
-    """Make a line between two processes, and send each its end: a socket, and two rings in opposite directions.
-
-    A process that has ended in the meantime gets nothing, and its peer a line that ends at once.
-
-    Raises:
-        OSError: The system has no descriptors or no memory for it.
-    """
-    message = number.to_bytes(_NUMBER_BYTES, "big")
-    with ExitStack() as files:
-        ours, theirs = socket.socketpair()
-        files.callback(ours.close)
-        files.callback(theirs.close)
-        up, down = (_closed_after(files, open_memory(RING_BYTES)) for _ in range(2))
-        for child, ends in ((first, (ours.fileno(), up, down)), (second, (theirs.fileno(), down, up))):
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                await child.send_files(message, ends)
-
-
-def _closed_after(files: ExitStack, descriptor: int) -> int:
-    files.callback(os.close, descriptor)
-    return descriptor
-
-
-async def receive_line(handover: UnixStream) -> Line | None:
-    """Wait for the end of a line from `send_line`.
-
-    Returns:
-        The end. None: the supervisor is gone.
-    """
-    while True:
-        try:
-            message, files = await handover.receive_files(_NUMBER_BYTES, 3)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            return None
-        if len(files) == 3:
-            end, written, read = files
-            stream = UnixStream(socket.socket(fileno=end))
-            return Line(int.from_bytes(message, "big"), stream, Rings(written, read))
-        for each in files:  # this process may open no more of them; the peer finds that the line has ended
-            os.close(each)

@@ -11,8 +11,9 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Beat, Control, Drain, Line, Loading, Ready, receive_line
+from staged_pool.api.fleet.control import Beat, Control, Drain, Loading, Ready
 from staged_pool.api.fleet.duties import go_on, obey
+from staged_pool.api.fleet.lines import Line, MissedLine, receive_line
 from staged_pool.api.fleet.snapshot import snapshot
 from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
 from staged_pool.api.tracing.opening import traces_of
@@ -101,7 +102,10 @@ class _EngineProcess:
 
     async def _take_fronts(self, handover: UnixStream, serving: TaskGroup) -> None:
         while (line := await receive_line(handover)) is not None:
-            serving.start_soon(self._serve, line)
+            if isinstance(line, MissedLine):  # the front finds that it has ended, and gets another one
+                log.warning("line.not_taken", reason=line.reason)
+            else:
+                serving.start_soon(self._serve, line)
 
     async def _serve(self, line: Line) -> None:
         """Serve a front until its line ends. An error of one line is no reason to leave the other fronts."""

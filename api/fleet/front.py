@@ -5,16 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import receive_line
 from staged_pool.api.fleet.duties import go_on, obey
 from staged_pool.api.fleet.front_control import FrontControl
+from staged_pool.api.fleet.lines import Line, receive_line, take_lines
 from staged_pool.api.fleet.snapshot import Snapshot, snapshot
-from staged_pool.api.http.server import Server
+from staged_pool.api.http.process_setup import allow_files
+from staged_pool.api.http.server import SPARE_FILES, Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.open_front import open_front_engines
@@ -23,17 +25,11 @@ from staged_pool.runtime.pipelines.file import PipelineFile
 from staged_pool.runtime.remote.line import BEAT_S, FrontLine
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
-from staged_pool.stages.log import get_logger
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.unix_stream import UnixStream
 
 LAST_WORDS_S: Final = 1.0
 """Longest wait at the end for the supervisor to read the last report, in seconds."""
-
-LOST_PAUSE_S: Final = 0.1
-"""Seconds between the end of a line and the wish for another one. The supervisor mostly finds the reason by then."""
-
-log = get_logger("staged_pool.fleet")
 
 
 async def run_front(
@@ -58,6 +54,7 @@ async def run_front(
     Raises:
         StagedPoolError: The front has ended, and nobody has asked for it.
     """
+    allow_files(config.max_connections + SPARE_FILES)
     with single_errors():
         front = _Front(config, models, pipelines, UnixStream(control))
         await front.run(listener, UnixStream(handover))
@@ -109,12 +106,10 @@ class _Front:
             yield engines
 
     async def _take_lines(self, handover: UnixStream) -> None:
-        """Serve one line to the engine process after another, until the supervisor is gone."""
-        while (line := await receive_line(handover)) is not None:
-            reason = await self._line.run(line.stream, line.rings)
-            log.warning("engine.lost", reason=reason)
-            await anyio.sleep(LOST_PAUSE_S)
-            self._control.lost(line.number)
+        await take_lines(partial(receive_line, handover), self._serve_line, self._control.lost)
+
+    async def _serve_line(self, line: Line) -> str:
+        return await self._line.run(line.stream, line.rings)
 
     async def _close_when_told(self) -> None:
         await self._control.drain.wait()

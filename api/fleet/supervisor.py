@@ -15,8 +15,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from staged_pool.api.fleet import names
-from staged_pool.api.fleet.control import Ask, Beat, Drain, Listening, Loading, Lost, Others, Ready, Tell, send_line
+from staged_pool.api.fleet.control import Ask, Beat, Drain, Listening, Loading, Lost, Others, Ready, Tell
 from staged_pool.api.fleet.duties import go_on
+from staged_pool.api.fleet.lines import send_line
 from staged_pool.api.fleet.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Start
 from staged_pool.api.fleet.reports import Reports
 from staged_pool.api.http.listener import SocketFile

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -39,11 +40,28 @@ Handler: TypeAlias = Callable[[Any, Callable[[], Block]], object]
 
 
 class Rings(NamedTuple):
-    """Descriptors of the two rings of a line, as one of its ends sees them."""
+    """The two rings of a line, as one of its ends sees them."""
 
-    written: int
+    written: RingWriter
     """This end writes, and the peer reads."""
-    read: int
+    read: RingReader
+
+    @classmethod
+    def mapped(cls, written: int, read: int) -> Rings:
+        """Map the rings of two descriptors, which are closed in any case: the mappings need them no more.
+
+        Raises:
+            OSError: The system has no descriptors or no memory for it.
+        """
+        with ExitStack() as files:
+            for descriptor in (written, read):
+                files.callback(os.close, descriptor)
+            with ExitStack() as unless_both:
+                writer = RingWriter(written)
+                unless_both.callback(writer.close)
+                reader = RingReader(read)
+                unless_both.pop_all()
+            return cls(writer, reader)
 
 
 class Port:
@@ -53,7 +71,7 @@ class Port:
 
     Args:
         stream: Byte stream to the peer.
-        rings: Rings of the line, whose descriptors are closed here. None: it has none.
+        rings: Rings of the line, which are unmapped with the end of the port. None: it has none.
         handlers: The handler of each class of messages that the peer may send first.
         store: Store of the line. Without it and without rings, all arrays go through the stream.
     """
@@ -67,10 +85,8 @@ class Port:
     ) -> None:
         self._link = Link(stream, self._take)
         self._handlers = handlers
-        self._writer = None if rings is None else RingWriter(rings.written)
-        self._reader = None if rings is None else RingReader(rings.read)
-        for descriptor in rings or ():
-            os.close(descriptor)  # the mappings need it no more
+        self._writer = None if rings is None else rings.written
+        self._reader = None if rings is None else rings.read
         self._read: deque[BlockName] = deque()
         """Blocks that nobody reads any more. Any thread may append."""
         self._store = store

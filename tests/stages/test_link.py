@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 
@@ -49,6 +50,24 @@ async def test_the_end_of_the_peer_ends_the_link_and_later_frames_are_dropped() 
     peer.close()
     assert "the peer" in await link.run()
     link.post(1, b"too late")
+
+
+@pytest.mark.parametrize("call", ["recv", "send"])
+async def test_a_system_that_has_no_room_ends_the_link_and_says_so(call: str) -> None:
+    class Full(socket.socket):
+        pass
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    setattr(Full, call, fail)
+    ours, theirs = socket.socketpair()
+    link = Link(UnixStream(Full(fileno=ours.detach())), lambda _: None)
+    link.post(1, b"head")
+    with anyio.fail_after(60):
+        assert await link.run() == "the system has no room for it: No buffer space available"
+    assert not link.is_open
+    theirs.close()
 
 
 async def test_a_frame_that_the_peer_has_not_finished_is_no_frame() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from typing import Any
@@ -153,3 +154,21 @@ async def test_closing_wakes_whoever_waits() -> None:
         await stream.aclose()
     assert sorted(ended) == ["read", "write"]
     peer.close()
+
+
+class Full(socket.socket):
+    """A socket for which the system has no room."""
+
+    def _fail(self, *_: Any) -> Any:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    send = recv = sendmsg = recvmsg = _fail
+
+
+async def test_a_system_without_room_is_no_end_of_the_peer() -> None:
+    ours, theirs = socket.socketpair()
+    async with UnixStream(Full(fileno=ours.detach())) as stream:
+        for call in (stream.receive(), stream.receive_files(1, 1), stream.send(b"x"), stream.send_files(b"x", [0])):
+            with pytest.raises(OSError, match="No buffer space"):
+                await call
+    theirs.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from staged_pool.api.commands.fleet import check_fleet
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.server import SPARE_FILES
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.chaos import kills
@@ -281,6 +283,15 @@ def test_children_that_are_killed_at_once_and_in_turn_leave_nobody_waiting(tmp_p
         assert server.end() == 0
     assert seen.late == []
     assert seen.deaf_s == []
+
+
+def test_each_front_may_open_a_file_for_each_connection(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'ulimit -Sn 300; exec "$@"', "sh", *flags("--max-connections", "100")]
+    with ServerProcess(command, tmp_path / "log", preloads=None) as server:
+        server.wait_ready()
+        for name in ("front-1", "front-2"):
+            assert resource.prlimit(children(server)[name], resource.RLIMIT_NOFILE)[0] == 100 + SPARE_FILES
+        assert server.end() == 0
 
 
 def test_a_setting_that_cannot_work_ends_the_server_with_its_error(tmp_path: Path) -> None:

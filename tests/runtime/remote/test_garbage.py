@@ -85,7 +85,7 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False, store: Array
     reasons: list[str] = []
 
     async def serve() -> None:
-        reasons.append(await desk.serve(engine_end, Rings(*memory) if memory else None, store))
+        reasons.append(await desk.serve(engine_end, Rings.mapped(*memory) if memory else None, store))
 
     async with anyio.create_task_group() as tasks, front_end:
         tasks.start_soon(serve)

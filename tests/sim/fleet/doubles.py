@@ -7,7 +7,7 @@ import math
 import random
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import anyio
@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from staged_pool.api.fleet.control import Order, Ready
+from staged_pool.api.fleet.lines import MissedLine
 from staged_pool.stages.changes import Changes
 from staged_pool.stages.wire import FrameReader
 from tests.sim.fleet.plan import SILENT_S
@@ -135,10 +136,16 @@ class SimLine:
 
 
 class Handover:
-    """Brings the ends of lines to a process."""
+    """Brings the ends of lines to a process.
 
-    def __init__(self, process: SimProcess) -> None:
+    Args:
+        process: The process.
+        missed: Numbers of the lines for whose end it has no room.
+    """
+
+    def __init__(self, process: SimProcess, missed: Sequence[int]) -> None:
         self._process = process
+        self._missed = missed
         self._waiting: deque[SimLine] = deque()
         self._changes = Changes()
         self.is_closed = False
@@ -151,10 +158,14 @@ class Handover:
         self._waiting.append(line)
         self._changes.note()
 
-    async def get(self) -> SimLine:
+    async def get(self) -> SimLine | MissedLine:
         await self._changes.until(lambda: bool(self._waiting))
         await self._process.thawed()
-        return self._waiting.popleft()
+        line = self._waiting.popleft()
+        if line.number in self._missed:
+            line.ended.set()
+            return MissedLine(line.number, "this process may open no more files")
+        return line
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -164,7 +175,14 @@ class Handover:
 class SimProcess(Freezing):
     """A process. It ends when its program returns, or when it is killed."""
 
-    def __init__(self, name: str, pid: int, supervisor: Freezing, on_kill: Callable[[SimProcess], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        supervisor: Freezing,
+        on_kill: Callable[[SimProcess], None],
+        missed_lines: Sequence[int],
+    ) -> None:
         super().__init__(supervisor.machine)
         self.name = name
         self.pid = pid
@@ -176,7 +194,7 @@ class SimProcess(Freezing):
         self.is_welcomed = self.is_draining = self.is_closed = False
         self.ready_at = math.inf
         self.listens_since: float | None = None
-        self.handover = Handover(self)
+        self.handover = Handover(self, missed_lines)
         self._supervisor = supervisor
         self._on_kill = on_kill
         self._scope = anyio.CancelScope()

@@ -45,6 +45,10 @@ class FleetWorld:
     """Seconds between two connections of clients."""
     failing_starts: list[int] = field(default_factory=list)
     """Starts, counted from 0 over all children, for which the system has no room."""
+    failing_lines: list[int] = field(default_factory=list)
+    """Numbers of lines for which the system has no room: for even ones, once the front has its end."""
+    missed_lines: dict[str, list[int]] = field(default_factory=dict)
+    """Numbers of the lines for whose end a process has no room, by its name."""
     wrong_start: int | None = None
     """A start whose process ends with the exit code of wrong settings."""
     ends_at: float = math.inf
@@ -106,4 +110,9 @@ def draw(seed: int) -> FleetWorld:
         world.ends_at = round(rng.random() * some([0.3, 3.0, 12.0]), 3)
         if rng.random() < 0.3:
             world.again_after_s = round(rng.random() * some([0.1, 2.0]), 3)
+    if rng.random() < 0.2:
+        world.failing_lines = sorted(rng.sample(range(1, 9), rng.randint(1, 3)))
+    if rng.random() < 0.3:
+        for name in rng.sample(names, rng.randint(1, len(names))):
+            world.missed_lines[name] = sorted(rng.sample(range(1, 13), rng.randint(1, 6)))
     return world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import signal
@@ -15,6 +16,7 @@ import anyio
 from staged_pool.api.fleet import names
 from staged_pool.api.fleet.control import Beat, Control, Drain, Ready
 from staged_pool.api.fleet.front_control import FrontControl
+from staged_pool.api.fleet.lines import take_lines
 from staged_pool.api.fleet.processes import Started
 from staged_pool.api.fleet.snapshot import Snapshot
 from staged_pool.api.fleet.supervisor import EXIT_CONFIG, Outside, Supervisor
@@ -46,7 +48,6 @@ DEAF_S = 0.4
 """Longest wait of a connection for a front that can take it."""
 REST_S = 60.0
 """Longest time until all is at rest, after the last event."""
-LOST_PAUSE_S = 0.1
 EXIT_ORPHANED = 4
 NOTHING = Snapshot(engines={}, loads={}, pipelines={}, http=None, cpu_s=0.0, peak_bytes=0)
 
@@ -111,7 +112,8 @@ class FleetSimulation:
         if number in self.world.failing_starts:
             raise BlockingIOError("there is no room for another process")
         ours, theirs = control_line(self._rng, self.world.pieces, self.world.wire_ticks)
-        process = SimProcess(name, number, self._supervisor, self._check_kill)
+        missed = self.world.missed_lines.get(name, ())
+        process = SimProcess(name, number, self._supervisor, self._check_kill, missed)
         self._processes.append(process)
         self._controls.append(ours)
         self._changed_at = self._now()
@@ -133,8 +135,12 @@ class FleetSimulation:
 
     async def _send_line(self, number: int, first: Handover, second: Handover) -> None:
         await self._supervisor.sleep(0)
-        line = SimLine(number)
-        first.put(line)
+        line, fails = SimLine(number), number in self.world.failing_lines
+        if not fails or number % 2 == 0:
+            first.put(line)
+        if fails:
+            line.ended.set()
+            raise OSError(errno.ETOOMANYREFS, "there is no room for another line")
         second.put(line)
 
     @contextmanager
@@ -385,14 +391,14 @@ class _Front(_Child):
             await self._process.sleep(BEAT_S)
 
     async def _take_lines(self) -> None:
-        while True:
-            line = await self._process.handover.get()
-            async with anyio.create_task_group() as until_ended:
-                until_ended.start_soon(self._be_welcomed, line)
-                await line.ended.wait()
-                until_ended.cancel_scope.cancel()
-            await self._process.sleep(LOST_PAUSE_S)
-            self._control.lost(line.number)
+        await take_lines(self._process.handover.get, self._serve_line, self._control.lost, self._process.sleep)
+
+    async def _serve_line(self, line: SimLine) -> str:
+        async with anyio.create_task_group() as until_ended:
+            until_ended.start_soon(self._be_welcomed, line)
+            await line.ended.wait()
+            until_ended.cancel_scope.cancel()
+        return "it has ended"
 
     async def _be_welcomed(self, line: SimLine) -> None:
         await line.taken.wait()
@@ -460,7 +466,8 @@ class _Engine(_Child):
 
     async def _take_fronts(self) -> None:
         while True:
-            (await self._process.handover.get()).taken.set()
+            if isinstance(line := await self._process.handover.get(), SimLine):
+                line.taken.set()
 
 
 def run_fleet(world: FleetWorld, backend: Backend) -> Report:

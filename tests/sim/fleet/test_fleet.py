@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,13 +16,15 @@ import pytest
 
 from staged_pool.api.app import fleet as app_fleet
 from staged_pool.api.app.fleet import Accepting
-from staged_pool.api.fleet import supervisor
+from staged_pool.api.fleet import lines, supervisor
 from staged_pool.api.fleet.control import Drain
+from staged_pool.api.fleet.lines import MissedLine
 from staged_pool.api.fleet.names import ENGINE
 from staged_pool.api.fleet.processes import Child
 from staged_pool.api.fleet.supervisor import Supervisor
 from staged_pool.stages.changes import Changes
 from tests.sim.clock import BACKENDS, Backend
+from tests.sim.fleet import running
 from tests.sim.fleet.plan import draw, from_json
 from tests.sim.fleet.running import run_fleet, run_fleet_json
 from tests.sim.running import collect_garbage, prepared
@@ -185,6 +187,31 @@ def a_lost_line_is_not_replaced() -> Any:
     return mock.patch.object(Supervisor, "_take_lost")
 
 
+def a_front_says_nothing_of_a_line_that_it_cannot_take() -> Any:
+    async def take(receive: Callable[[], Awaitable[Any]], *rest: Any) -> None:
+        async def whole() -> Any:
+            while isinstance(line := await receive(), MissedLine):
+                pass
+            return line
+
+        await lines.take_lines(whole, *rest)
+
+    return mock.patch.object(running, "take_lines", take)
+
+
+def a_line_that_could_not_be_made_counts_as_made() -> Any:
+    async def join(self: Supervisor) -> None:
+        while True:
+            await self._changes.until(lambda: self._unjoined() is not None)
+            engine, front = self._children[ENGINE], self._unjoined()
+            assert front is not None
+            front.line, front.joined = next(self._lines), engine
+            with suppress(OSError):
+                await self._outside.send_line(front.line, front.handover, engine.handover)
+
+    return mock.patch.object(Supervisor, "_join", join)
+
+
 def a_child_that_hangs_is_left_alone() -> Any:
     return mock.patch.object(Child, "kill", lambda self: None if self.silent_s > 1.0 else self.process.kill())
 
@@ -216,6 +243,8 @@ BUGS: dict[Callable[[], Any], int] = {
     an_engine_process_that_is_ready_is_killed_at_the_end: 0,
     an_engine_process_that_loads_is_killed_when_its_fronts_end: 29,
     a_lost_line_is_not_replaced: 4,
+    a_front_says_nothing_of_a_line_that_it_cannot_take: 27,
+    a_line_that_could_not_be_made_counts_as_made: 4,
     a_child_that_hangs_is_left_alone: 146,
     a_child_is_started_again_only_after_long: 1,
     streams_of_a_child_stay_open: 0,

@@ -244,10 +244,10 @@ class LineSimulation:
         ours, theirs = joined(self._rng, self.world)
         front.stream = ours
         memory = [open_memory(self.world.ring_bytes) for _ in range(2)] if self.world.ring_bytes else []
-        serving = partial(desk.serve, theirs, Rings(*map(os.dup, memory[::-1])) if memory else None)
+        serving = partial(desk.serve, theirs, Rings.mapped(*map(os.dup, memory[::-1])) if memory else None)
         self._lines.start_soon(self._note_reason, serving)
         try:
-            await self._note_reason(partial(front.line.run, ours, Rings(*memory) if memory else None))
+            await self._note_reason(partial(front.line.run, ours, Rings.mapped(*memory) if memory else None))
         finally:
             ours.cut()
 
@@ -263,7 +263,7 @@ class LineSimulation:
             return
         ours, theirs = joined(self._rng, self.world)
         memory = [open_memory(self.world.ring_bytes) for _ in range(2)] if self.world.ring_bytes else []
-        serving = partial(self._desk.serve, theirs, Rings(*memory) if memory else None)
+        serving = partial(self._desk.serve, theirs, Rings.mapped(*memory) if memory else None)
         self._lines.start_soon(self._note_reason, serving, True)
         try:
             await Liar(plan).run(ours)
