@@ -18,7 +18,7 @@ from staged_pool.api.app.engine_choice import no_model
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.app.tasks import TASKS
 from staged_pool.api.batches.records import KEPT_S, Batch, StoredFile, new_batch_id, new_file_id, window_s
-from staged_pool.api.batches.upload import Uploaded, receive_upload
+from staged_pool.api.batches.upload import Uploaded, drop_upload, receive_upload
 from staged_pool.api.limits.request_limits import party_of
 from staged_pool.api.limits.uploads import BATCHES, FILES
 from staged_pool.api.status import HttpError
@@ -90,8 +90,7 @@ class BatchRoutes:
             file = self._made_of(uploaded, call.owner)
             await self._store.add_file(file, partial(folder.keep_upload, uploaded.path), held)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(partial(uploaded.path.unlink, missing_ok=True), limiter=self._writers)
+            await drop_upload(uploaded.path, self._writers)
             raise
         return file
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -15,6 +16,7 @@ from staged_pool.api.wire.dialects import plugin
 from staged_pool.api.wire.dialects.plugin import PluginChoice
 from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.user_code import user_code
@@ -24,9 +26,48 @@ _NO_PLUGIN: Final = (
     "`messages`"
 )
 
-_CALL: Final[ContextVar[Call | None]] = ContextVar("plugin_call", default=None)
-"""The HTTP request that a route of a plugin answers."""
 
+class _RouteCall:
+    """One HTTP request to a route of a plugin, and the memory of its results.
+
+    Args:
+        call: The request.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._unsent: list[AnswerMemory] = []
+        """Memory of the results that the route has got, and not yet sent."""
+
+    @contextmanager
+    def result(self) -> Iterator[AnswerMemory]:
+        """Hold memory of one result until a piece of the answer is sent.
+
+        At the latest, the end of the request releases it. A task that the route has left behind may ask even then:
+        its result is held by the block alone.
+        """
+        answer = self.call.answer
+        memory = answer.another()
+        try:
+            yield memory
+        except BaseException:
+            answer.drop(memory)
+            raise
+        if answer.is_over:
+            memory.give_back()
+        else:
+            self._unsent.append(memory)
+
+    async def send(self, send: Send, message: Message) -> None:
+        """Send a message, and release the results that were there for it."""
+        sent, self._unsent = (self._unsent, []) if message.get("body") else ([], self._unsent)
+        await send(message)
+        for memory in sent:
+            self.call.answer.drop(memory)
+
+
+_CALL: Final[ContextVar[_RouteCall | None]] = ContextVar("plugin_call", default=None)
+"""The request that a route of a plugin answers. A task that the route has left behind keeps it."""
 
 log = get_logger("staged_pool.api")
 
@@ -107,17 +148,19 @@ class PluginRoutes:
 
     async def _process(self, engine: Engine, data: object) -> Any:
         """Take data through the hooks, as the HTTP request asks by its headers and key."""
-        call = _CALL.get()
-        if call is None:
+        answered = _CALL.get()
+        if answered is None:
             return await engine.process(data, plugin=engine.card.name)
-        return await engine.submit_data(
-            lambda: data,
-            lambda output: output,
-            timeout_s=call.timeout_s(),
-            priority=call.priority(),
-            tenant=call.tenant,
-            answer=call.answer.another(),  # until the answer of the route is sent
-        )
+        call = answered.call
+        with answered.result() as memory:
+            return await engine.submit_data(
+                lambda: data,
+                lambda output: output,
+                timeout_s=call.timeout_s(),
+                priority=call.priority(),
+                tenant=call.tenant,
+                answer=memory,
+            )
 
 
 class Forwarding:
@@ -145,10 +188,11 @@ class Forwarding:
         call.route = f"{self._root_path}/"
         scope: Scope = {**call.scope, "path": unquote(call.scope["path"]), "root_path": self._root_path}
         word = None
-        token = _CALL.set(call)
+        answered = _RouteCall(call)
+        token = _CALL.set(answered)
         try:
             async with user_code(is_own_task=False):
-                await self._app(scope, call.receive, partial(self._sent, call.request_id))
+                await self._app(scope, call.receive, partial(self._sent, answered))
         except Exception:
             if self._status is None:
                 raise  # the error is answered like any other
@@ -160,9 +204,9 @@ class Forwarding:
             raise RuntimeError(f"the application of {self._root_path} sent no answer")
         return Answer(status=self._status, word=word, sent_bytes=self._sent_bytes)
 
-    async def _sent(self, request_id: str, message: Message) -> None:
+    async def _sent(self, answered: _RouteCall, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message = {**message, "headers": [*message.get("headers", []), *self._headers(request_id)]}
+            message = {**message, "headers": [*message.get("headers", []), *self._headers(answered.call.request_id)]}
         self._sent_bytes += len(message.get("body", b""))
-        await self._send(message)
+        await answered.send(self._send, message)

@@ -46,12 +46,17 @@ class Folder:
                 folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
             self._lock = (path / "lock").open("wb")
         except OSError as error:
-            raise ConfigError(f"batch_dir={str(path)!r}: cannot be used ({error.strerror})") from error
+            raise _unusable(path, error) from error
         if not lock(self._lock):
             self._lock.close()
             raise ConfigError(f"batch_dir={str(path)!r}: another server uses it")
-        for left in self._uploads.iterdir():  # of uploads that an end of the process cut off
-            left.unlink()
+        try:
+            for left in self._uploads.iterdir():  # of uploads that an end of the process cut off
+                _remove_left(left)
+        except OSError as error:
+            self._lock.close()
+            raise _unusable(path, error) from error
+        self._path = path
 
     def close(self) -> None:
         """Let another process open the folder."""
@@ -127,7 +132,16 @@ class Folder:
         """Read all records, and remove content without one.
 
         If something cannot be read, it is left as it is, and so is all content.
+
+        Raises:
+            ConfigError: The folder cannot be read.
         """
+        try:
+            return self._load()
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+
+    def _load(self) -> tuple[list[StoredFile], list[Batch]]:
         files, strange_files = _load(self._files, StoredFile)
         batches, strange_batches = _load(self._batches, Batch)
         if not strange_files and not strange_batches:
@@ -136,8 +150,20 @@ class Folder:
             known |= {batch.errors_id for batch in running}
             for path in self._files.iterdir():
                 if path.name.partition(".")[0] not in known:
-                    path.unlink()
+                    _remove_left(path)
         return files, batches
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"batch_dir={str(path)!r}: cannot be used ({error.strerror})")
+
+
+def _remove_left(path: Path) -> None:
+    """Remove a file that belongs to nothing. One that cannot be removed harms nobody, and stays."""
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning("batches.not_removed", file=path.name, reason=str(error))
 
 
 def _save(path: Path, content: bytes) -> None:
@@ -156,7 +182,7 @@ def _load(folder: Path, kind: type[R]) -> tuple[list[R], int]:
     for path in folder.glob("*.json"):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=kind))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # a newer version's, or changed by hand
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:  # a newer version's, or changed by hand
             log.warning("batches.unreadable", file=path.name, reason=str(error))
             unreadable += 1
     return found, unreadable

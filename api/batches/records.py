@@ -117,6 +117,11 @@ class Batch:
         """True if the batch will not change any more."""
         return self.status in ENDED
 
+    @property
+    def begins_anew(self) -> bool:
+        """True if a run without anything of an earlier one gives the same: the batch was never to end early."""
+        return not self.times.keys() & {"finalizing", "cancelling"}
+
     def shown(self) -> dict[str, object]:
         """Return the object that clients read."""
         faults = [

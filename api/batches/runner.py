@@ -21,12 +21,13 @@ from staged_pool.runtime.memory.budget import Holding
 from staged_pool.stages.errors import ConfigError, StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.user_code import as_text
 
 MOST_AT_ONCE: Final = 16
 """Maximum number of batches that run at once; each owner has one."""
 
 RETRY_S: Final = 5.0
-"""Seconds until a batch whose engine takes no requests goes on."""
+"""Seconds until an interrupted batch goes on, or a failed one is saved again."""
 
 SWEEP_S: Final = 60.0
 """Seconds between two searches for expired files."""
@@ -54,9 +55,6 @@ _FULL: Final = BatchFault(
 )
 _STORAGE: Final = BatchFault(code="storage_failed", message="The server could not read or write the files of the batch")
 _BUG: Final = BatchFault(code="internal_error", message="The server failed to run this batch; its log says why")
-_TO_FAILED: Final[dict[Status, Status]] = dict.fromkeys(
-    ("validating", "in_progress", "finalizing", "cancelling"), "failed"
-)
 
 log = get_logger("staged_pool.batches")
 
@@ -124,7 +122,10 @@ class BatchRunner:
 
     async def _sweep(self) -> None:
         while True:
-            await self._store.sweep()
+            try:
+                await self._store.sweep()
+            except Exception:
+                log.exception("batches.sweep_failed", retry_s=SWEEP_S)
             await anyio.sleep(SWEEP_S)
 
     async def _run_one(self, batch: Batch, control: _Control) -> None:
@@ -148,8 +149,31 @@ class BatchRunner:
             self.wake()
 
     async def _fail(self, batch: Batch, fault: BatchFault) -> None:
-        failed = await self._store.change(batch.id, _TO_FAILED, lambda batch: replace(batch, faults=(fault,)))
-        await anyio.to_thread.run_sync(self._store.folder.remove_parts, failed)
+        """Fail a batch: at once for its client, and in the folder as soon as that can be written.
+
+        Until then no other batch of its owner begins: it would fail for the same reason.
+        """
+        failed = await self._store.fail(batch.id, fault)
+        while not await self._has_saved(failed):
+            with anyio.move_on_after(RETRY_S):
+                await self._stopping.wait()
+                return  # the next start of the server goes on with it
+
+    async def _has_saved(self, failed: Batch) -> bool:
+        """Save a failed batch, and remove what its run has left. Returns False if the folder does not let it."""
+        store = self._store
+        try:
+            try:
+                await store.save(failed)
+            except OSError:
+                if failed.begins_anew:  # its own output may be what fills the disk
+                    await anyio.to_thread.run_sync(store.folder.remove_parts, failed)
+                raise
+            await anyio.to_thread.run_sync(store.folder.remove_parts, failed)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is one batch's, and not the server's
+            log.error("batch.not_saved", batch=failed.id, reason=as_text(error), retry_s=RETRY_S)
+            return False
+        return True
 
     async def _to_its_end(self, batch: Batch, control: _Control) -> Batch:
         """Take a batch to its last status, unless `control` stops it for a shutdown."""

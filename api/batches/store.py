@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO, Final, TypeVar
@@ -14,10 +14,11 @@ import anyio.to_thread
 
 from staged_pool.api import status
 from staged_pool.api.batches.folder import Folder
-from staged_pool.api.batches.records import KEPT_S, Batch, Status, StoredFile
+from staged_pool.api.batches.records import KEPT_S, Batch, BatchFault, Status, StoredFile
 from staged_pool.api.status import HttpError
 from staged_pool.runtime.memory.budget import ByteAccount, Holding
 from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.log import get_logger
 
 R = TypeVar("R", StoredFile, Batch)
 
@@ -26,6 +27,8 @@ MOST_KEPT: Final = 10_000
 
 MOST_UNFINISHED: Final = 100
 """Maximum number of batches of one owner that have not ended."""
+
+log = get_logger("staged_pool.batches")
 
 
 class Store:
@@ -122,9 +125,10 @@ class Store:
         return next((batch for batch in reading if not batch.has_ended), None)
 
     async def _remove(self, file: StoredFile) -> None:
-        if self._files.pop(file.id, None) is not None:
-            self._counts["files", file.owner] -= 1
+        if file.id in self._files:
             await anyio.to_thread.run_sync(self.folder.remove_file, file.id)
+            del self._files[file.id]
+            self._counts["files", file.owner] -= 1
             self._held.pop(file.id).give_back()
 
     async def open_content(self, file: StoredFile) -> BinaryIO:
@@ -191,22 +195,50 @@ class Store:
             self._batches[batch_id] = changed
             return changed
 
+    async def fail(self, batch_id: str, fault: BatchFault) -> Batch:
+        """Give a batch that has not ended the status `failed`, in memory only; `save` follows. Returns the batch."""
+        async with self._changes:
+            batch = self._batches[batch_id]
+            if not batch.has_ended:
+                times: dict[Status, int] = {**batch.times, "failed": int(self.clock())}
+                batch = self._batches[batch_id] = replace(batch, status="failed", times=times, faults=(fault,))
+            return batch
+
+    async def save(self, batch: Batch) -> None:
+        """Save a batch that has ended, as it is listed.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written for another reason.
+        """
+        async with self._changes:
+            await anyio.to_thread.run_sync(self.folder.save_batch, batch)
+
     def count(self, batch_id: str, completed: int, failed: int) -> None:
         """Show the progress of a batch. It is not saved: the journal of its run has it."""
         self._batches[batch_id] = replace(self._batches[batch_id], completed=completed, failed=failed)
 
     async def sweep(self) -> None:
-        """Delete files that have expired, and batches that ended long ago."""
+        """Delete files that have expired, and batches that ended long ago. One that cannot be deleted stays."""
         now = self.clock()
         for file in [file for file in self._files.values() if file.expires_at <= now]:
             with suppress(HttpError):  # a batch still reads it
-                await self.delete_file(file)
+                await _log_failure(file.id, self.delete_file(file))
         for batch in [batch for batch in self._batches.values() if batch.has_ended]:
             if max(batch.times.values()) + KEPT_S <= now:
-                async with self._changes:
-                    await anyio.to_thread.run_sync(self.folder.remove_batch, batch.id)
-                    del self._batches[batch.id]
-                    self._counts["batches", batch.owner] -= 1
+                await _log_failure(batch.id, self._forget(batch))
+
+    async def _forget(self, batch: Batch) -> None:
+        async with self._changes:
+            await anyio.to_thread.run_sync(self.folder.remove_batch, batch.id)
+            del self._batches[batch.id]
+            self._counts["batches", batch.owner] -= 1
+
+
+async def _log_failure(object_id: str, deletion: Awaitable[None]) -> None:
+    try:
+        await deletion
+    except OSError as error:
+        log.error("batches.not_deleted", id=object_id, reason=str(error))
 
 
 def _sorted(found: Iterable[R]) -> Sequence[R]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -83,11 +84,16 @@ async def receive_upload(
         held.set(form.size)
         return Uploaded(path, form.size, form.filename, form.fields)
     except BaseException:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(path.unlink, limiter=limiter)
+        await drop_upload(path, limiter)
         raise
     finally:
         file.close()  # unbuffered: it waits for nothing
+
+
+async def drop_upload(path: Path, limiter: anyio.CapacityLimiter) -> None:
+    """Remove the file of an upload that has failed, whose error goes on. The next start removes one that stays."""
+    with anyio.CancelScope(shield=True), suppress(OSError):
+        await anyio.to_thread.run_sync(path.unlink, limiter=limiter)
 
 
 class _Form:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import orjson
@@ -24,6 +24,9 @@ JSON_CHUNK_BYTES: Final = 2**16
 
 _SPLIT_LEVELS: Final = 4
 """Levels of lists and objects of any value that are encoded in steps."""
+
+_SHORT: Final = frozenset({int, float, bool, type(None)})
+"""Types of most values; each counts as one number."""
 
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
@@ -118,41 +121,81 @@ def _any_parts(value: object, levels: int) -> Iterator[bytes | memoryview]:
     elif not levels or not isinstance(value, dict | list | tuple):
         yield dump(value)
     elif isinstance(value, dict):
-        for place, (name, entry) in enumerate(value.items()):
-            # A name that is no text is an error, as everywhere.
-            yield (b"," if place else b"{") + dump({name: None})[1:-5]
-            yield from _any_parts(entry, levels - 1)
+        separator = b"{"
+        for run in _runs(value.items(), _values_of_pair):
+            yield separator
+            if isinstance(run, _Large):
+                name, entry = run.entry
+                yield dump({name: None})[1:-5]  # a name that is no text is an error, as everywhere
+                yield from _any_parts(entry, levels - 1)
+            else:
+                yield _inside(dump(dict(run)))
+            separator = b","
         yield b"}" if value else b"{}"
     else:
-        for place, group in enumerate(_alike(value)):
-            yield b"," if place else b"["
-            if isinstance(group, list):
-                yield _inside(dump(group))
+        separator = b"["
+        for run in _runs(value, _values_in):
+            yield separator
+            if isinstance(run, _Large):
+                yield from _any_parts(run.entry, levels - 1)
             else:
-                yield from _any_parts(group.entry, levels - 1)
+                yield _inside(dump(run))
+            separator = b","
         yield b"]" if value else b"[]"
 
 
-class _Large(NamedTuple):
-    """An entry of a list that may be large by itself."""
+class _Large(NamedTuple, Generic[T]):
+    """An entry that is more than one step by itself."""
 
-    entry: object
+    entry: T
 
 
-def _alike(entries: Sequence[object]) -> Iterator[list[object] | _Large]:
-    """Yield runs of plain entries, of one step each, and the others one by one."""
-    plain: list[object] = []
+def _runs(entries: Iterable[T], values_in: Callable[[T], int]) -> Iterator[list[T] | _Large[T]]:
+    """Yield runs of small entries, one step each, and large ones by themselves."""
+    small: list[T] = []
+    total = 0
     for entry in entries:
-        is_large = isinstance(entry, dict | list | tuple | np.ndarray)
-        if plain and (is_large or len(plain) == STEP_VALUES):
-            yield plain
-            plain = []
-        if is_large:
+        values = values_in(entry)
+        if small and total + values > STEP_VALUES:
+            yield small
+            small, total = [], 0
+        if values > STEP_VALUES:
             yield _Large(entry)
         else:
-            plain.append(entry)
-    if plain:
-        yield plain
+            small.append(entry)
+            total += values
+    if small:
+        yield small
+
+
+def _values_of_pair(pair: tuple[object, object]) -> int:
+    return 1 + _values_in(pair[1])
+
+
+def _values_in(entry: object) -> int:
+    """Estimate the time to write an entry, in that of a number. One that is too long for a step is not counted on."""
+    if type(entry) in _SHORT:
+        return 1
+    count = 0
+    left: list[Collection[object]] = [(entry,)]
+    while left:
+        group = left.pop()
+        count += len(group)
+        if count > STEP_VALUES:
+            break
+        for each in group:
+            if type(each) in _SHORT:
+                continue
+            if isinstance(each, str):
+                count += len(each) // 16
+            elif isinstance(each, dict):
+                count += len(each)
+                left.append(each.values())
+            elif isinstance(each, list | tuple):
+                left.append(each)
+            elif isinstance(each, np.ndarray):
+                count += each.size
+    return count
 
 
 def joined(parts: Iterable[Pieces]) -> Pieces:
@@ -231,9 +274,11 @@ def _gathered(parts: Iterable[bytes | memoryview]) -> Pieces:
     return pieces[0] if len(pieces) == 1 else tuple(pieces)
 
 
-def _encoded(value: object) -> orjson.Fragment:
+def _encoded(value: object) -> orjson.Fragment | list[object]:
     if isinstance(value, EncodedJson):
         return orjson.Fragment(b"".join(value.parts))
+    if isinstance(value, tuple):  # a named one
+        return list(value)
     raise TypeError(f"no JSON of a {type(value).__name__}")
 
 

@@ -54,6 +54,7 @@ class AnswerMemory:
     __slots__ = (
         "_account",
         "_holding",
+        "_is_over",
         "_is_patient",
         "_is_written",
         "_least_bytes",
@@ -76,7 +77,8 @@ class AnswerMemory:
         self._numbers = self._rows = 0
         self._least_bytes = 0
         """Bytes that an earlier try has found to be needed, and did not get."""
-        self._others: list[AnswerMemory] = []
+        self._others: set[AnswerMemory] = set()
+        self._is_over = False
 
     def __enter__(self) -> AnswerMemory:
         return self
@@ -91,6 +93,11 @@ class AnswerMemory:
         return self._holding.held_bytes
 
     @property
+    def is_over(self) -> bool:
+        """True once all bytes have been released, after which nobody releases them again."""
+        return self._is_over
+
+    @property
     def lacks_room(self) -> bool:
         """True: the last try was rejected because other answers hold too much; see `gather`."""
         return self._least_bytes > self.held_bytes
@@ -98,11 +105,20 @@ class AnswerMemory:
     def another(self, account: ByteAccount | None = None) -> AnswerMemory:
         """Return the memory of one more answer of the same caller; it is released with this one, or before.
 
+        If this one is over, the caller releases the other.
+
         Args:
             account: Its account. None: the same one.
         """
-        self._others.append(AnswerMemory(account or self._account, self._party, is_written=self._is_written))
-        return self._others[-1]
+        other = AnswerMemory(account or self._account, self._party, is_written=self._is_written)
+        if not self._is_over:
+            self._others.add(other)
+        return other
+
+    def drop(self, other: AnswerMemory) -> None:
+        """Release what `another` has returned."""
+        other.give_back()
+        self._others.discard(other)
 
     def begin(self) -> None:
         """Begin a try to answer. An earlier one may have counted rows, which are gone."""
@@ -195,9 +211,11 @@ class AnswerMemory:
 
     def give_back(self) -> None:
         """Release all bytes."""
+        self._is_over = True
         self._holding.give_back()
         for other in self._others:
             other.give_back()
+        self._others.clear()
 
     def _grow(self, needed: int) -> Overloaded | TooLarge | None:
         """Hold at least `needed` bytes, or return the reason why that cannot be."""

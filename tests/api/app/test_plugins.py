@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 import structlog
+from anyio.abc import TaskGroup
 from blockbuster import BlockBuster
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -301,3 +303,87 @@ async def test_a_client_that_leaves_a_route_of_a_plugin_cancels_its_work() -> No
             await stream.send(b"GET /plugins/codes/codes/abc HTTP/1.1\r\nhost: a\r\n\r\n")
             await until(lambda: letters.waiting == 1)
         await until(lambda: is_idle(served.engine) and letters.left == ["load"])
+
+
+class Working(Words):
+    """Words with routes that start tasks of their own, and one that answers in pieces."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self.go = anyio.Event()
+        self.done = 0
+        self.seen: list[int] = []
+        self.held: Callable[[], int] = int
+        self.arrived: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+
+    def routes(self, process: Process) -> AsgiApp:
+        async def work(results: int, after: anyio.Event) -> None:
+            await after.wait()
+            for _ in range(results):
+                await process("two words")
+            self.done += 1
+
+        async def later(request: Request) -> JSONResponse:
+            self._tasks.start_soon(work, 3, self.go)
+            return JSONResponse({"queued": True})
+
+        async def over(request: Request) -> JSONResponse:
+            now = anyio.Event()
+            now.set()
+            self._tasks.start_soon(work, 1, now)
+            await self.arrived()
+            return JSONResponse({"queued": True})
+
+        async def pieces(request: Request) -> StreamingResponse:
+            async def lines() -> AsyncIterator[bytes]:
+                for number in range(6):
+                    await process("two words")
+                    self.seen.append(self.held())
+                    if number % 2:
+                        yield b"%d\n" % number
+
+            return StreamingResponse(lines())
+
+        paths = {"/later": later, "/over": over, "/pieces": pieces}
+        return Starlette(routes=[Route(path, call, methods=["GET"]) for path, call in paths.items()])
+
+
+async def test_a_task_that_a_route_has_left_behind_holds_no_memory(logged: list[structlog.typing.EventDict]) -> None:
+    async with anyio.create_task_group() as tasks:
+        words = Working(tasks)
+        async with serving(LetterModel(), words) as served, served.client() as client:
+            answers = served.server.memory.budget.answers
+            for _ in range(3):
+                assert (await client.get("/plugins/working/later")).json() == {"queued": True}
+            await until(lambda: [event.get("path") for event in logged].count("/plugins/working/later") == 3)
+            words.go.set()
+            await until(lambda: words.done == 3)
+            assert answers.held_bytes == 0
+
+
+async def test_a_task_that_works_while_its_request_ends_holds_no_memory() -> None:
+    gate = Gate()
+    async with anyio.create_task_group() as tasks:
+        words = Working(tasks)
+        words.arrived = gate.arrived
+        async with serving(LetterModel(on_forward=gate), words) as served, served.client() as client:
+            answers = served.server.memory.budget.answers
+            try:
+                assert (await client.get("/plugins/working/over")).json() == {"queued": True}
+            finally:
+                gate.open()
+            await until(lambda: words.done == 1)
+            assert answers.held_bytes == 0
+
+
+async def test_a_route_that_answers_in_pieces_holds_the_results_of_one_piece() -> None:
+    async with anyio.create_task_group() as tasks:
+        words = Working(tasks)
+        async with serving(LetterModel(), words) as served, served.client() as client:
+            answers = served.server.memory.budget.answers
+            words.held = lambda: answers.held_bytes
+            assert (await client.get("/plugins/working/pieces")).text == "1\n3\n5\n"
+            await until(lambda: answers.held_bytes == 0)
+        one, two, *further = words.seen
+        assert 0 < one < two
+        assert further == [one, two] * 2

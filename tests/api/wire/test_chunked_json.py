@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire import chunked_json as pieces
-from staged_pool.api.wire.chunked_json import EncodedJson, dump, dump_around, dump_array, dump_list, joined
+from staged_pool.api.wire.chunked_json import EncodedJson, dump, dump_any, dump_around, dump_array, dump_list, joined
 from staged_pool.api.wire.encodings import Encoding, Form
 
 ITEMS = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=40)
@@ -85,3 +85,60 @@ def test_joined_contents_are_all_of_them(parts: list[Any]) -> None:
     flat = b"".join(part if isinstance(part, bytes) else b"".join(part) for part in parts)
     written = joined(parts)
     assert (written if isinstance(written, bytes) else b"".join(written)) == flat
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 2**40) | st.text(max_size=40) | st.just(np.arange(3.0)),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=5)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=40,
+)
+
+
+@given(ANY, st.integers(1, 20))
+def test_any_value_is_the_same_in_steps_of_any_length(value: object, step_values: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "STEP_VALUES", step_values)
+        written = dump_any(value)
+    assert (written if isinstance(written, bytes) else b"".join(written)) == dump(value)
+
+
+SMALL = {"label": "x", "score": 0.5, "n": 7}
+
+
+@pytest.mark.parametrize(
+    ("value", "most_steps"),
+    [
+        pytest.param({"data": [SMALL] * 100_000}, 200, id="objects"),
+        pytest.param({str(number): SMALL for number in range(100_000)}, 200, id="named objects"),
+        pytest.param([[1, 2.5]] * 100_000, 100, id="lists"),
+        pytest.param([(1, [2, {"a": None}])] * 50_000, 100, id="mixed"),
+        pytest.param([[0.5] * 1024] * 500, 300, id="rows"),
+        pytest.param([["x" * 100_000] * 2, "y" * 200_000, *[SMALL] * 100], 10, id="long texts"),
+        pytest.param([{"a": [SMALL] * 5000, "b": 1}, *[SMALL] * 5000], 40, id="one large"),
+        pytest.param([{}, [], (), {"a": {}}] * 10_000, 40, id="empty"),
+    ],
+)
+def test_small_entries_share_a_step_that_stays_short(
+    value: object, most_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step costs a Python call, and holds up the event loop until it ends."""
+    steps: list[bytes] = []
+
+    def recorded(step: object) -> bytes:
+        steps.append(dump(step))
+        return steps[-1]
+
+    monkeypatch.setattr(pieces, "dump", recorded)
+    written = dump_any(value)
+    assert (written if isinstance(written, bytes) else b"".join(written)) == dump(value)
+    assert len(steps) <= most_steps
+    assert max(map(len, steps)) <= 16 * pieces.STEP_VALUES or max(map(len, steps)) == len(dump("y" * 200_000))

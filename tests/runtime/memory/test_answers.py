@@ -224,3 +224,19 @@ async def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
         memory.encoded(5)
         assert (answers.held_bytes, outcomes.held_bytes) == (15, 20)
     assert (answers.held_bytes, outcomes.held_bytes) == (0, 0)
+
+
+async def test_nothing_is_held_for_an_answer_that_is_over() -> None:
+    """A task that outlives a request may still ask for memory of it."""
+    answers = ByteAccount(1000)
+    with AnswerMemory(answers, is_written=True) as memory:
+        first = memory.another()
+        first.encoded(10)
+        memory.drop(first)
+        assert (answers.held_bytes, memory.is_over) == (0, False)
+        assert not memory._others  # an endless stream has any number of them
+    assert memory.is_over
+    with memory.another() as own:
+        own.encoded(10)
+        assert (answers.held_bytes, memory._others) == (10, set())
+    assert answers.held_bytes == 0
