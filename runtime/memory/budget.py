@@ -65,7 +65,7 @@ class ByteAccount:
     """Account of the bytes that each party holds for one purpose. Not thread-safe: for one event loop.
 
     A party may hold `TIMES_FREE` times the bytes that it leaves free: a dynamic threshold (Choudhury and Hahne, 1998).
-    So one party never takes all.
+    So one party never takes all. Only a single request that needs more may take all, while no other holds any.
 
     Args:
         limit_bytes: Limit of all parties together.
@@ -81,6 +81,8 @@ class ByteAccount:
         self._gathered_bytes = 0
         """Bytes that requests hold which wait, or have waited."""
         self._queue = FairQueue[_Gathering]("memory")
+        self._waiting: dict[Hashable, _Gathering] = {}
+        """A turn of each party that waits, or has waited."""
         self._gathering: _Gathering | None = None
         """The one that gathers bytes now. The others in the queue hold none, so nobody waits for a waiter."""
 
@@ -119,8 +121,11 @@ class ByteAccount:
     async def _gather(self, holding: Holding, count: int, priority: Priority) -> None:
         turn = _Gathering(holding, count, priority, holding._party)
         self._queue.add(turn)
-        if self._gathering is None:  # else the free bytes were left to others
+        self._waiting[turn.tenant] = turn
+        if self._gathering is None:
             self._serve()
+        else:  # it has its part of the free bytes, and has left the others
+            self._serve_parties_without()
         try:
             await turn.done.wait()
         except BaseException:
@@ -134,28 +139,59 @@ class ByteAccount:
             raise
 
     def _serve(self) -> None:
-        """Give free bytes to the one that gathers, then to the next ones."""
-        while (turn := self._gathering or self._next()) is not None:
-            holding = turn.holding
-            missing = turn.count - holding.held_bytes
-            free = max(0, self.limit_bytes - self.held_bytes)
-            most = _share(self.limit_bytes)
-            if turn.count <= most:  # the rest is for requests that do not wait
-                free = min(_share(free), max(0, most - self._gathered_bytes))
-            if self.held_bytes == holding.held_bytes:
-                free = missing  # nobody else will release any
-            holding.add(min(missing, free))
-            if free < missing:
-                return
+        """Give free bytes to the one that gathers, then to others that wait."""
+        while (turn := self._gathering or self._next()) is not None and self._fill(turn):
             self._gathering = None
             turn.done.set()
+        self._serve_parties_without()
+
+    def _fill(self, turn: _Gathering) -> bool:
+        """Give free bytes to a turn. Returns True if it has all that it needs."""
+        holding = turn.holding
+        missing = turn.count - holding.held_bytes
+        free = max(0, self.limit_bytes - self.held_bytes)
+        most = _share(self.limit_bytes)
+        if turn.count <= most:  # the rest is for requests that do not wait
+            free = min(_share(free), max(0, most - self._gathered_bytes))
+        if self.held_bytes == holding.held_bytes:
+            free = missing  # nobody else will release any
+        holding.add(min(missing, free))
+        return free >= missing
+
+    def _serve_parties_without(self) -> None:
+        """Let the parties that hold nothing take bytes as those that do not wait."""
+        if not self._queue:
+            self._waiting.clear()
+            return
+        for turn in sorted(self._firsts(), key=self._queue.ahead):
+            if not self._parties.get(turn.tenant) and self.has_room(turn.count, turn.tenant):
+                self._take(turn)
+                turn.holding._waits = False
+                turn.holding.add(turn.count)
+                turn.done.set()
 
     def _next(self) -> _Gathering | None:
-        self._gathering = turn = self._queue.first(lambda _: True)
+        """Take the first turn that may gather out of the queue."""
+        turn = self._queue.first(_always)
+        if turn is not None and not self._may_gather(turn):
+            turn = min(filter(self._may_gather, self._firsts()), key=self._queue.ahead, default=None)
         if turn is not None:
-            self._queue.take(turn)
-            self._queue.end_round()
+            self._take(turn)
+        self._gathering = turn
         return turn
+
+    def _may_gather(self, turn: _Gathering) -> bool:
+        """Return False for one that needs all while its own party holds some."""
+        return turn.count <= _share(self.limit_bytes) or not self._parties.get(turn.tenant)
+
+    def _firsts(self) -> list[_Gathering]:
+        """Return the first turn of each party that waits."""
+        firsts = [self._queue.first(_always, like) for like in self._waiting.values()]
+        return [turn for turn in firsts if turn is not None]
+
+    def _take(self, turn: _Gathering) -> None:
+        self._queue.take(turn)
+        self._queue.end_round()
 
 
 class Holding:
@@ -190,8 +226,11 @@ class Holding:
 
         Waiting requests have their turns in fair order. One at a time gathers what others release, and leaves an eighth
         of it to requests that do not wait. So each has its turn if all holdings end, however many new ones come. All
-        that have waited hold at most seven eighths together, or else the next ones would gather that eighth. Only a
-        request that needs more than seven eighths takes all.
+        that have had their turn hold at most seven eighths together, or else the next ones would gather that eighth.
+
+        A party that holds nothing need not wait for its turn: it may take of the rest, as if it did not wait. So no
+        party starves behind one whose holdings never end. Only a request that needs more than seven eighths takes all.
+        It has its turn when its party holds nothing else.
 
         Args:
             count: Bytes; at most the limit.
@@ -214,6 +253,10 @@ class Holding:
     def give_back(self) -> None:
         """Release all bytes."""
         self.set(0)
+
+
+def _always(_: object) -> bool:
+    return True
 
 
 def _share(count: int) -> int:
@@ -242,7 +285,8 @@ class _Gathering:
 
     @property
     def batch_key(self) -> Hashable:
-        return None
+        """The party, by which the queue finds its first turn."""
+        return self.tenant
 
 
 class DecodeMemory:

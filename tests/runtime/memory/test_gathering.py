@@ -167,3 +167,50 @@ async def test_a_limit_that_shrinks_holds_up_nobody_for_ever() -> None:
         account.limit_bytes = 50
         first.give_back()
         await until(lambda: waiting.order == ["large"])
+
+
+async def test_a_party_whose_holdings_never_end_leaves_room_for_others_that_wait() -> None:
+    account = ByteAccount(800)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        for number in range(20):  # its clients read nothing: no holding of these ends
+            await waiting.begin(f"stalled{number}", 50, tenant="stalled")
+        assert account.held_bytes == 700, "an eighth is left to requests that do not wait"
+        await waiting.begin("good0", 40, tenant="good")
+        assert waiting.order[-1] == "good0"
+        await waiting.begin("good1", 40, tenant="good", priority=Priority.INTERACTIVE)
+        await waiting.begin("other", 20, tenant="other")
+        assert waiting.order[-1] == "other", "also behind one that waits"
+        assert "good1" not in waiting.order, "a party that holds something waits for its turn"
+        waiting.holdings["good0"].give_back()
+        await settle()
+        assert waiting.order[-1] == "good1"
+        tasks.cancel_scope.cancel()
+    for holding in waiting.holdings.values():
+        holding.give_back()
+    assert account.held_bytes == account.waiting == account._gathered_bytes == 0
+
+
+async def test_one_that_needs_all_bars_nobody_while_its_own_party_holds_something() -> None:
+    """A party that never ends its holding could else keep everybody out."""
+    account = ByteAccount(800)
+    unread, other, third = account.hold("greedy"), account.hold("other"), account.hold("third")
+    assert unread.take(1)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        await waiting.begin("all", 800, tenant="greedy")
+        assert other.take(50)
+        await waiting.begin("good", 700, tenant="good")
+        assert account.waiting == 2, "the second has its turn before the first"
+        assert third.take(10), "and leaves some room"
+        other.give_back()
+        await settle()
+        assert waiting.order == ["good"]
+        unread.give_back()
+        await settle()
+        assert not account.hold("late").take(80), "else the one that needs all would wait for ever"
+        for holding in (third, waiting.holdings["good"]):
+            holding.give_back()
+        await until(lambda: waiting.order == ["good", "all"])
+    waiting.holdings["all"].give_back()
+    assert account.held_bytes == account.waiting == account._gathered_bytes == 0
