@@ -151,7 +151,7 @@ def test_a_check_of_the_depth_holds_little_beside_the_content(kind: str) -> None
 class Looks(str):
     """A string that notes how much of it is looked at."""
 
-    __slots__ = ("sizes",)
+    sizes: list[int]
 
     def __new__(cls, content: str) -> Looks:
         made = super().__new__(cls, content)

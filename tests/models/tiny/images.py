@@ -196,7 +196,7 @@ def _siglip_masked(folder: Path) -> None:
 
 def _siglip2_fixed(folder: Path) -> None:
     """SigLIP2 for images of one size: a SigLIP with Gemma's tokenizer, whose class ignores `do_lower_case`."""
-    settings = {"model_input_names": ["input_ids"], "padding_side": "right", "do_lower_case": True}
+    settings: dict[str, Any] = {"model_input_names": ["input_ids"], "padding_side": "right", "do_lower_case": True}
     _save_siglip(folder, blank_bpe(), tokenizer_class="GemmaTokenizer", processor_class="SiglipProcessor", **settings)
 
 
@@ -206,7 +206,7 @@ def _siglip2_naflex(folder: Path) -> None:
     image = {"hidden_size": PROJECTION, "num_patches": 16, "patch_size": PATCH, **_LAYERS}
     config = hf.Siglip2Config(text_config=_siglip_text(len(tokenizer)), vision_config=image)
     processor = hf.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=30, **_GREY)
-    settings = {"model_input_names": ["input_ids"], "model_max_length": 64}
+    settings: dict[str, Any] = {"model_input_names": ["input_ids"], "model_max_length": 64}
     _save(folder, hf.Siglip2Model(config), tokenizer, processor, **settings)
 
 
