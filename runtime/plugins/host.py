@@ -19,7 +19,7 @@ from staged_pool.runtime.plugins.hooks import HOOKS, hooks_of, overrides
 from staged_pool.runtime.plugins.places import HookPlaces
 from staged_pool.runtime.plugins.processor import PluginContext, PluginLike
 from staged_pool.runtime.statistics import PluginStatistics
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, StagedPoolError
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, StagedPoolError, StageFailed
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram
@@ -85,8 +85,13 @@ class PluginHost:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Host the plugin for a block, inside of which its engine runs. At its end the plugin is closed."""
+        """Host the plugin for a block, inside of which its engine runs. At its end the plugin is closed.
+
+        Raises:
+            StageFailed: The block was cancelled from inside, and nobody has asked for that.
+        """
         awaits = any(hook.kind == "awaited" for hook in self.places.hooks.values())
+        was_left = False
         try:
             with single_errors():
                 async with (
@@ -94,6 +99,10 @@ class PluginHost:
                     anyio.create_task_group() as self._tasks,
                 ):
                     yield
+                    was_left = True
+            if not was_left:  # a task that ends by a stray cancellation cancels the block, and raises nothing
+                message = f"The tasks of the plugin `{self.name}` have ended, and nobody has asked for that."
+                raise StageFailed(message, stage="plugin")
         finally:
             await self.places.processes.close()
             await self._close()

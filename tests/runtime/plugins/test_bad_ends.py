@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ import structlog
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.plugins.processor import PluginClass, PluginContext, PluginSetup
-from staged_pool.stages.errors import ConfigError, PluginFailed, TooLarge
+from staged_pool.stages.errors import ConfigError, PluginFailed, StageFailed, TooLarge
+from tests.conftest import BACKENDS
 from tests.runtime.plugins.hosting import AwaitedLetters, Letters, is_idle
 from tests.servers.engines import engine_of_plugin
 from tests.support.user_code import BAD_ENDS, BadEnd
@@ -263,3 +265,20 @@ async def test_only_equal_keys_share_a_batch() -> None:
     async with engine_of_plugin(plugin) as engine:
         assert (await engine.process({"text": "aBcD"}))["codes"] == [97, 66, 99, 68]
     assert sorted(map(sorted, plugin.batches)) == [["B", "D"], ["a", "c"]]
+
+
+@pytest.mark.parametrize("anyio_backend", BACKENDS[:2])
+async def test_a_task_that_cancels_itself_does_not_end_the_engine_in_silence() -> None:
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def serve() -> None:
+        async with engine_of_plugin(AwaitedLetters()) as engine:
+            model: Any = engine._model
+            model.host._tasks.start_soon(cancels_itself)
+            await anyio.sleep_forever()
+
+    with pytest.raises(StageFailed, match="have ended, and nobody has asked for that"):
+        await serve()
