@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from staged_pool.api.commands.given import Given
+from staged_pool.api.commands.given import Given, Source
 from staged_pool.runtime.config import OF_ONE_MODEL
 
 
@@ -14,7 +14,7 @@ class NamesModels(Protocol):
     """A pipeline whose models are not loaded yet."""
 
     @property
-    def models(self) -> Sequence[str]: ...
+    def models(self) -> Mapping[str, str]: ...
 
 
 def with_models_of(pipelines: Iterable[NamesModels], given: Sequence[Given]) -> Sequence[Given]:
@@ -27,7 +27,9 @@ def with_models_of(pipelines: Iterable[NamesModels], given: Sequence[Given]) -> 
         pipelines: The pipelines.
         given: Settings of each model that the user has given; at least one.
     """
-    wanted = dict.fromkeys(name for pipeline in pipelines for name in pipeline.models)
+    wanted: dict[str, str] = {}
+    for pipeline in pipelines:
+        wanted = {**pipeline.models, **wanted}
     if not wanted:
         return given
     names_none = len(given) == 1 and not {"model", "plugin"} & given[0].values.keys()
@@ -35,7 +37,11 @@ def with_models_of(pipelines: Iterable[NamesModels], given: Sequence[Given]) -> 
     known = {name for each in models for name in _names(each)}
     shared = {key: value for key, value in given[0].values.items() if key not in OF_ONE_MODEL}
     sources = {key: source for key, source in given[0].sources.items() if key in shared}
-    return models + [Given(values={**shared, "model": name}, sources=sources) for name in wanted if name not in known]
+    return models + [
+        Given(values={**shared, "model": name}, sources={**sources, "model": Source("file", place)})
+        for name, place in wanted.items()
+        if name not in known
+    ]
 
 
 def _names(given: Given) -> Iterable[str]:

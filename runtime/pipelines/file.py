@@ -53,9 +53,13 @@ class PipelineFile:
     output: str | Mapping[str, str] | None = None
 
     @property
-    def models(self) -> Sequence[str]:
-        """Names of the models that its stages use, each once."""
-        return list(dict.fromkeys(stage.engine for stage in self.stages if isinstance(stage.engine, str)))
+    def models(self) -> Mapping[str, str]:
+        """Names of the models that its stages use, each with its first place in the file, for errors."""
+        places: dict[str, str] = {}
+        for stage in self.stages:
+            if isinstance(stage.engine, str):
+                places.setdefault(stage.engine, f"{self.path}, stage {stage.name}")
+        return places
 
     def build(self, engines: Mapping[str, Engine]) -> Pipeline:
         """Make the pipeline on these engines.

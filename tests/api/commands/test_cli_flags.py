@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from staged_pool.api.commands import cli, serve
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
+from tests.servers.in_process import invoke_command
 
 ENGINE: dict[str, tuple[list[str], Any]] = {
     "model": (["--model", "{model}"], "{model}"),
@@ -169,3 +170,11 @@ def test_flags_may_be_variables_of_the_environment(
     ((_, (config,)),) = started
     assert (config.preprocess_limit, config.media_limit) == (5, 3)
     assert config.allow_media_domains == ("a.example", "b.example")
+
+
+def test_a_model_that_only_a_pipeline_names_is_missed_by_its_place_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "search.toml"
+    file.write_text('[[stage]]\nname = "embed"\nmodel = "embedder"\n')
+    shown = invoke_command("serve", "--pipeline", str(file), "--offline")
+    assert shown.returncode == 3
+    assert f"{file}, stage embed: model = 'embedder': there is no such folder" in shown.stderr

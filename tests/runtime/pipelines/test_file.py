@@ -36,7 +36,8 @@ def test_a_file_says_what_a_program_says(tmp_path: Path) -> None:
     assert (vectors.engine, vectors.source, vectors.on_error, vectors.window) == ("siglip", "regions.crop", "skip", 2)
     assert (topics.candidate_labels, topics.hypothesis_template, topics.multi_label) == (["a", "b, c"], "Of {}.", True)
     assert words.max_active_dims == 5
-    assert file.models == ["siglip", "nli", "splade"]
+    assert list(file.models) == ["siglip", "nli", "splade"]
+    assert all(place.startswith(f"{file.path}, stage ") for place in file.models.values())
 
 
 @pytest.mark.parametrize(
