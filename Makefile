@@ -19,6 +19,7 @@ RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
+JAVASCRIPT := $(VENV)/.javascript
 RAY := $(VENV)/.ray
 CONTAINERS := $(VENV)/.containers-$(FILES)
 
@@ -54,7 +55,7 @@ check: $(DEV) ## check formatting, lint and types, and build the documentation s
 docs: $(DEV) ## build the documentation site, and say where it is
 	$(BIN)/python -m tests.docs.site
 
-clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server on each event loop
+clients: $(CLIENTS) $(LITELLM) $(JAVASCRIPT) ## test other clients' packages against a server on each event loop
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
 
@@ -148,6 +149,14 @@ $(LITELLM): constraints-litellm.txt | $(DEV)
 	$(VENV)/litellm/bin/pip --disable-pip-version-check --quiet install -c constraints-litellm.txt litellm
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(VENV)/borrowed.pth
 	mv $(VENV)/borrowed.pth "$$($(VENV)/litellm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
+# JavaScript's clients need Node, which comes from the system. None of their packages runs a program at its installation.
+$(JAVASCRIPT): tests/clients/javascript/package.json | $(DEV)
+	rm -rf $(VENV)/javascript
+	mkdir -p $(VENV)/javascript
+	cp tests/clients/javascript/package.json $(VENV)/javascript/
+	npm install --prefix $(VENV)/javascript --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
 	touch $@
 
 # Ray takes half a gigabyte, and the rest of the tests need none of it.

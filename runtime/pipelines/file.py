@@ -54,7 +54,7 @@ class PipelineFile:
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Names of the models that its stages use, each with its first place in the file, for errors."""
+        """Models that its stages use, by name, each with its first place in the file."""
         places: dict[str, str] = {}
         for stage in self.stages:
             if isinstance(stage.engine, str):
