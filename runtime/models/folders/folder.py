@@ -45,6 +45,7 @@ from staged_pool.runtime.models.folders.reward_models import is_reward_model, re
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.static import is_static, read_static_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
+from staged_pool.runtime.models.folders.unread_files import check_unread_files
 from staged_pool.runtime.models.folders.vision_embedders import VISION_CHAT_MODELS, read_embedder
 from staged_pool.runtime.models.folders.vision_language import (
     is_page_retriever,
@@ -88,6 +89,8 @@ def read_folder(
     folder = _read(path, task, asked)
     if task == "embed":
         folder = replace(folder, decided_by="user")
+    else:
+        check_unread_files(folder)
     if task == "score" and folder.scoring is None:
         raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, but a score needs exactly one")
     if task == "sparse" and not any(isinstance(spec, SpladeSpec | TokenWeightsSpec) for spec in folder.heads):
