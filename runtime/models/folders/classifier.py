@@ -6,17 +6,23 @@ an activation, and since version 6 it also saves LLM rerankers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.card import Activation, Scoring
+from staged_pool.runtime.models.folders.common_files import read_dense, required
+from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
+from staged_pool.runtime.models.folders.transformer_settings import check_modalities
 from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile
 from staged_pool.runtime.models.specs.model import (
     Architecture,
     HeadSpec,
     LabelsSpec,
     LogitScoreSpec,
+    Normalize,
+    PooledLabelsSpec,
     TokenLabelsSpec,
 )
 from staged_pool.runtime.models.specs.pair_forms import PairForm
@@ -125,6 +131,53 @@ def read_classifier(
     )
 
 
+def read_modular_reranker(
+    chain: Sequence[tuple[str, Path]],
+    config: Mapping[str, Any],
+    settings: JsonFile,
+    transformer: JsonFile,
+    *,
+    pair_template: PairForm | None,
+    root: Path,
+) -> LabelFields:
+    """Read a cross-encoder whose scores come from modules after a pooling.
+
+    Args:
+        chain: Name and folder of each module: Transformer, Pooling, others, and a Dense that gives the scores.
+        config: `config.json`.
+        settings: `config_sentence_transformers.json`.
+        transformer: `sentence_bert_config.json`.
+        pair_template: As for `read_classifier`.
+        root: The model folder.
+
+    Raises:
+        ConfigError: A module is not supported, or one of its files is malformed.
+    """
+    if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
+        raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction before a Pooling")
+    if transformer.get("processing_kwargs", dict, {}):
+        raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
+    check_modalities(transformer, output="last_hidden_state")
+    pooling = required(chain[1][1] / "config.json", root=root)
+    if not pooling.get("include_prompt", bool, True):
+        raise ConfigError(f"{pooling.name}: include_prompt=false is not supported for a cross-encoder")
+    modules, normalized = read_head([*chain[2:-1]], root=root)
+    scores = read_dense(chain[-1][1], root=root, output="scores")
+    named, count = read_labels(config), scores.out_features
+    return LabelFields(
+        architecture="encoder",
+        heads=(
+            PooledLabelsSpec(
+                pooling=read_pooling_modes(pooling), modules=(*modules, *([Normalize()] if normalized else []), scores)
+            ),
+        ),
+        scoring="cross-encoder" if count == 1 else None,
+        labels=named if len(named) == count and "id2label" in config else unnamed_labels(count),
+        activation=_named_activation(config, settings) or ("sigmoid" if count == 1 else "identity"),
+        pair_template=pair_template,
+    )
+
+
 def read_image_classifier(config: Mapping[str, Any]) -> tuple[tuple[str, ...], Activation]:
     """Read the labels and the activation of an image classifier, labels in logit order.
 
@@ -200,13 +253,18 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     file = JsonFile("config.json", config)
     names, count = file.get("id2label", dict, None), file.positive("num_labels", MOST_LABELS)
     if names is None:
-        return tuple(f"LABEL_{place}" for place in range(2 if count is None else count))
+        return unnamed_labels(2 if count is None else count)
     places = {str(place): place for place in range(len(names))}
     if not names or set(map(str, names)) != set(places):
         raise ConfigError(f"config.json: id2label must have the keys 0 to {max(len(names) - 1, 0)}, one per label")
     if count is not None and count != len(names):
         raise ConfigError(f"config.json: num_labels={count}, but id2label names {len(names)} labels")
     return tuple(str(name) for _, name in sorted(names.items(), key=lambda item: int(item[0])))
+
+
+def unnamed_labels(count: int) -> tuple[str, ...]:
+    """Names of labels that have none, as in transformers."""
+    return tuple(f"LABEL_{place}" for place in range(count))
 
 
 def _named_activation(config: Mapping[str, Any], settings: JsonFile) -> Activation | None:

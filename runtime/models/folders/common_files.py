@@ -70,14 +70,22 @@ def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
     return chain
 
 
-def read_dense(folder: Path, *, root: Path, level: Level = "sentence_embedding") -> Dense:
+def read_dense(
+    folder: Path, *, root: Path, level: Level = "sentence_embedding", output: Level | Literal["scores"] | None = None
+) -> Dense:
     """Read a Dense module.
 
+    Args:
+        folder: The folder of the module.
+        root: The model folder.
+        level: Its input.
+        output: Its output. None: the same.
+
     Raises:
-        ConfigError: A field is malformed, or the module does not work on `level`.
+        ConfigError: A field is malformed, or the module has another input or output.
     """
     file = required(folder / "config.json", root=root)
-    expect_level(file, level)
+    expect_level(file, level, output=output)
     activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
     if not activation.startswith("torch.nn.") or activation.startswith("torch.nn.functional."):
         raise ConfigError(f"{file.name}: activation_function={activation!r} is not a module of torch.nn")
@@ -147,12 +155,17 @@ def read_matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -
     return {"matryoshka": matryoshka, "dimensions": tuple(sorted(dimensions))}
 
 
-def expect_level(file: JsonFile, level: Level, *, default: Level | None = None) -> None:
-    """Reject a module whose input or output is not `level`; unset fields have `default`, else `level`."""
-    for field in ("module_input_name", "module_output_name"):
+def expect_level(
+    file: JsonFile, level: Level, *, default: Level | None = None, output: Level | Literal["scores"] | None = None
+) -> None:
+    """Reject a module whose input or output is not `level`; unset fields have `default`, else `level`.
+
+    `output` is the wanted output, if it is another one.
+    """
+    for field, wanted in (("module_input_name", level), ("module_output_name", output or level)):
         value = file.get(field, str, None) or default or level
-        if value != level:
-            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only {level}")
+        if value != wanted:
+            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only {wanted}")
 
 
 def required(path: Path, *, root: Path) -> JsonFile:

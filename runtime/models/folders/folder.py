@@ -45,6 +45,7 @@ from staged_pool.runtime.models.folders.reward_models import is_reward_model, re
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.static import is_static, read_static_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
+from staged_pool.runtime.models.folders.unread_files import check_unread_files
 from staged_pool.runtime.models.folders.vision_embedders import VISION_CHAT_MODELS, read_embedder
 from staged_pool.runtime.models.folders.vision_language import (
     is_page_retriever,
@@ -88,6 +89,8 @@ def read_folder(
     folder = _read(path, task, asked)
     if task == "embed":
         folder = replace(folder, decided_by="user")
+    else:
+        check_unread_files(folder)
     if task == "score" and folder.scoring is None:
         raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, but a score needs exactly one")
     if task == "sparse" and not any(isinstance(spec, SpladeSpec | TokenWeightsSpec) for spec in folder.heads):
@@ -254,7 +257,8 @@ def _label_folder(
 ) -> ModelFolder:
     """Read a classifier or reranker: a transformer with its own head, or an LLM reranker."""
     names = [name for name, _ in chain]
-    if names not in (["Transformer"], ["Transformer", "LogitScore"]):
+    is_modular = names[:2] == ["Transformer", "Pooling"] and len(names) > 2 and names[-1] == "Dense"
+    if not is_modular and names not in (["Transformer"], ["Transformer", "LogitScore"]):
         chain_text = " -> ".join(names) or "an empty chain"
         raise ConfigError(f"modules.json: {chain_text} is not supported for a cross-encoder")
     body = chain[0][1]
@@ -262,7 +266,7 @@ def _label_folder(
     transformer = read_transformer_settings(body, root=path)
     prompts, prompt = read_prompts(settings)
     kind = classifier.classifier_kind(config)
-    has_logit_score = len(chain) > 1
+    has_logit_score = names[-1] == "LogitScore"
     chat = chat_template(body, root=path)
     template = (
         pair_template(transformer, chat, instruction=(prompt or None) if has_logit_score else None)
@@ -274,6 +278,10 @@ def _label_folder(
         label_fields = classifier.read_logit_score(config, settings, transformer, score, pair_template=template)
         label_fields = with_user_tokens(label_fields, asked, score.name)
         prompt = ""  # here the default prompt is the instruction, which the template writes
+    elif is_modular:
+        label_fields = classifier.read_modular_reranker(
+            chain, config, settings, transformer, pair_template=template, root=path
+        )
     elif kind is not None:
         label_fields = classifier.read_classifier(kind, config, settings, pair_template=template)
         label_fields = replace(label_fields, warnings=missing_question_note(path, body, config, chat, template))

@@ -24,6 +24,7 @@ from staged_pool.runtime.models.specs.model import (
     ModelFolder,
     MultiVectorSpec,
     OwnVectorSpec,
+    PooledLabelsSpec,
     SpladeSpec,
     TokenLabelsSpec,
     TokenWeightsSpec,
@@ -58,6 +59,9 @@ def build_heads(
                 heads[Output.DENSE] = DenseHead(spec, transformer.width, loaded.whole, loaded.base)
             case LabelsSpec():
                 heads[Output.LABELS] = LabelsHead(loaded.whole, transformer, len(folder.labels))
+            case PooledLabelsSpec():
+                vector = DenseSpec(pooling=spec.pooling, modules=spec.modules, normalize=False)
+                heads[Output.LABELS] = DenseHead(vector, transformer.width, loaded.whole, loaded.base)
             case TokenLabelsSpec():
                 heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, transformer, len(folder.labels))
             case LogitScoreSpec():

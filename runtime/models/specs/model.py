@@ -140,6 +140,16 @@ class LabelsSpec:
     """One logit per label, from the checkpoint's own head on the whole input."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledLabelsSpec:
+    """One logit per label, from modules after a pooling, as in a cross-encoder of sentence-transformers."""
+
+    pooling: tuple[PoolingMode, ...]
+    """See `DenseSpec`."""
+    modules: tuple[HeadModule, ...]
+    """Modules after the pooling; the last one gives the logits."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLabelsSpec:
     """One logit per label and token, from the checkpoint's own head."""
@@ -160,7 +170,8 @@ class LogitScoreSpec:
 
 
 _VectorSpec: TypeAlias = DenseSpec | OwnVectorSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec
-HeadSpec: TypeAlias = _VectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec | LayersScoreSpec | StepLabelsSpec
+_LabelSpec: TypeAlias = LabelsSpec | PooledLabelsSpec | TokenLabelsSpec | StepLabelsSpec
+HeadSpec: TypeAlias = _VectorSpec | _LabelSpec | LogitScoreSpec | LayersScoreSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ from tests.models.tiny.hub import (
     roberta_labels,
     scaled,
     t5_whole,
+    with_readout,
     with_tensors,
     with_tensors_in,
     with_types,
@@ -144,6 +146,24 @@ SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
         plain_mean,
         {"task": "embed"},
     ),
+    "a decision model, and its transformer is asked for": (
+        after(like("bert-plain"), with_readout),
+        plain_mean,
+        {"task": "embed"},
+    ),
+    "variants of the weights, and weights of other libraries": (
+        after(
+            like("bert-mean"),
+            lambda folder: [
+                shutil.copy(folder / WEIGHTS, folder / name)
+                for name in ("model.fp16.safetensors", "consolidated.safetensors", "open_clip_model.safetensors")
+            ],
+            lambda folder: [(folder / name).touch() for name in ("training_args.bin", "optimizer.pt", "rust_model.ot")],
+            lambda folder: write_json(folder / "generation_config.json", {}),
+        ),
+        plain_mean,
+        {},
+    ),
     "sentence-t5": (like("t5-mean"), plain_mean, {}),
     "T5 with its decoder, and its encoder is asked for": (t5_whole, plain_encoder, {"task": "embed"}),
     "gte-multilingual-base": (
@@ -219,6 +239,26 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     "a head of weights alone below modules.json": (
         after(like("bert-mean"), with_tensors(v_head__weight=(1, 32))),
         "v_head.weight of the weights would not be read by BertModel",
+    ),
+    "a decision model": (
+        after(like("bert-plain"), with_readout),
+        "decision_config.json: belongs to a head that is not supported: without it the model's results would be wrong",
+    ),
+    "a decision model below modules.json": (
+        after(like("bert-mean"), with_readout),
+        "decision_config.json: belongs to a head that is not supported",
+    ),
+    "a head in a file of its own": (
+        after(like("bert-plain"), with_readout, lambda folder: (folder / "decision_config.json").unlink()),
+        "readout.safetensors: belongs to a head that is not supported",
+    ),
+    "a pickled head in a file of its own": (
+        after(like("bert-plain"), lambda folder: torch.save({"weight": torch.ones(2)}, folder / "value_head.bin")),
+        "value_head.bin: belongs to a head that is not supported",
+    ),
+    "the settings of a head": (
+        after(like("bert-plain"), lambda folder: write_json(folder / "joint_head_config.json", {"width": 32})),
+        "joint_head_config.json: belongs to a head that is not supported",
     ),
     "a second head beside a classifier": (
         after(bert_as("BertForSequenceClassification"), with_tensors(regression__weight=(3, 32))),

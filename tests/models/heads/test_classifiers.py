@@ -27,6 +27,7 @@ from tests.models import oracle, tiny
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.loading import ask, rejection
 from tests.models.oracle import Array, Pair
+from tests.models.tiny import edit_json
 
 T = TypeVar("T")
 
@@ -129,6 +130,8 @@ def test_bfloat16_stays_close(kind: str, load_tiny: LoadTiny) -> None:
         ("ce-bert-old", ("LABEL_0",), "identity", "cross-encoder"),
         ("ce-xlmr-reranker", ("LABEL_0",), "sigmoid", "cross-encoder"),
         ("ce-qwen3-lm", ("LABEL_0",), "identity", "cross-encoder"),
+        ("ce-modular", ("LABEL_0",), "identity", "cross-encoder"),
+        ("ce-modular-3label", ("LABEL_0", "LABEL_1", "LABEL_2"), "identity", None),
         ("ce-nli-3label", ("contradiction", "entailment", "neutral"), "softmax", None),
         ("seqcls-multilabel", ("toxic", "obscene", "insult"), "sigmoid", None),
         ("seqcls-regression", ("quality",), "identity", "cross-encoder"),
@@ -151,7 +154,7 @@ def test_every_kind_runs_packed(kind: str, load_tiny: LoadTiny) -> None:
 # Through an engine
 
 
-@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-bert-identity", "ce-modernbert", "ce-qwen3-lm"])
+@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-bert-identity", "ce-modernbert", "ce-modular", "ce-qwen3-lm"])
 def test_an_engine_scores_and_ranks_as_sentence_transformers(kind: str, tiny_folder: TinyFolder) -> None:
     folder, documents = tiny_folder(kind), [TEXTS[3], TEXTS[2], "Someone has a meal."]
     expected = oracle.scores(folder, [(TEXTS[0], document) for document in documents])
@@ -265,7 +268,7 @@ def test_a_chat_template_is_given_the_arguments_that_the_folder_names(tiny_folde
     assert np.abs(found.scores - oracle.scores(folder, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-qwen3-lm"])
+@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-modular", "ce-qwen3-lm"])
 def test_what_sentence_transformers_saves_again_gives_the_same_scores(
     kind: str, tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
@@ -276,6 +279,35 @@ def test_what_sentence_transformers_saves_again_gives_the_same_scores(
 
 
 # Rejected folders
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        ("4_Dense", {"module_output_name": "logits"}, "module_output_name='logits' is not supported, only scores"),
+        ("4_Dense", {"module_input_name": "token_embeddings"}, "module_input_name='token_embeddings' is not supported"),
+        ("2_Dense", {"module_output_name": "scores"}, "module_output_name='scores' is not supported"),
+        ("4_Dense", {"in_features": 21}, "4_Dense: takes vectors of 21 values, but gets 20"),
+        ("1_Pooling", {"include_prompt": False}, "include_prompt=false is not supported for a cross-encoder"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "must be feature-extraction"),
+        ("sentence_bert_config.json", {"module_output_name": "pooler"}, "only token_embeddings"),
+        ("config_sentence_transformers.json", {"activation_fn": "mine.Own"}, "activation_fn='mine.Own' is not known"),
+    ],
+)
+def test_a_chain_of_modules_that_does_something_else_is_rejected(
+    module: str, settings: dict[str, Any], message: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("ce-modular"), tmp_path / "model")
+    edit_json(folder / module if module.endswith(".json") else folder / module / "config.json", **settings)
+    assert message in rejection(folder)
+
+
+def test_a_chain_of_modules_without_scores_is_rejected(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("ce-modular"), tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:4]))
+    chain = "Transformer -> Pooling -> Dense -> LayerNorm"
+    assert f"modules.json: {chain} is not supported for a cross-encoder" in rejection(folder)
 
 
 @pytest.fixture

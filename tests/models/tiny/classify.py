@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from safetensors.torch import save_file
 
 from tests.models.tiny import bodies
 from tests.models.tiny.bodies import POSITIONS, Body, save_body
@@ -15,6 +16,7 @@ from tests.models.tiny.layout import edit_json, write_json, write_modules
 from tests.models.tiny.vocabularies import CORPUS, byte_bpe, chat_bpe, unigram, word_piece
 
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
+GELU = "torch.nn.modules.activation.GELU"
 IDENTITY = "torch.nn.modules.linear.Identity"
 NLI = ("contradiction", "entailment", "neutral")
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -140,6 +142,75 @@ def _ce_qwen3_lm(folder: Path) -> None:
     )
 
 
+def _ce_modular(folder: Path) -> None:
+    """As cross-encoder/ettin-reranker-32m-v1: a chain of modules that ends in the score."""
+    tokenizer = byte_bpe(between="</s>")
+    save_body(folder, hf.ModernBertModel(bodies.modernbert_config(len(tokenizer))), tokenizer)
+    inner = {"in_features": bodies.WIDTH, "out_features": 20, "bias": False, "activation_function": GELU}
+    _write_scores(
+        folder,
+        ("pooling.Pooling", {"embedding_dimension": bodies.WIDTH, "pooling_mode": "cls", "include_prompt": True}),
+        ("dense.Dense", inner | _LEVEL),
+        ("layer_norm.LayerNorm", {"dimension": 20}),
+        ("dense.Dense", {"in_features": 20, "out_features": 1, "bias": True, "activation_function": IDENTITY}),
+    )
+    _write_cross_encoder(folder, activation_fn=IDENTITY)
+
+
+def _ce_modular_3label(folder: Path) -> None:
+    """Two poolings, a normalization before the scores, and no activation."""
+    tokenizer = word_piece()
+    save_body(folder, hf.BertModel(bodies.bert_config(len(tokenizer))), tokenizer, tokenizer_class="BertTokenizer")
+    width = 2 * bodies.WIDTH
+    _write_scores(
+        folder,
+        ("pooling.Pooling", {"embedding_dimension": bodies.WIDTH, "pooling_mode": ["mean", "max"]}),
+        ("normalize.Normalize", {}),
+        ("dense.Dense", {"in_features": width, "out_features": 3, "bias": True, "activation_function": SIGMOID}),
+    )
+    _write_cross_encoder(folder)
+
+
+_LEVEL = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+
+
+def _write_scores(folder: Path, *modules: tuple[str, dict[str, Any]]) -> None:
+    """Write modules behind a transformer, the last of which gives the scores, and their weights."""
+    places = {"dense": "base", "normalize": "base"}
+    named = [
+        (f"sentence_transformers.{places.get(kind.partition('.')[0], 'sentence_transformer')}.modules.{kind}", settings)
+        for kind, settings in modules
+    ]
+    named[-1][1].update(_LEVEL, module_output_name="scores")
+    write_modules(folder, *named, first="sentence_transformers.base.modules.transformer.Transformer")
+    for place, (kind, settings) in enumerate(named, start=1):
+        weights = {}
+        if kind.endswith(".Dense"):
+            weights["linear.weight"] = torch.randn(settings["out_features"], settings["in_features"]) / 2
+            if settings["bias"]:
+                weights["linear.bias"] = torch.randn(settings["out_features"])
+        elif kind.endswith(".LayerNorm"):
+            weights = {f"norm.{name}": torch.randn(settings["dimension"]) for name in ("weight", "bias")}
+        if weights:
+            save_file(weights, folder / f"{place}_{kind.rpartition('.')[2]}" / "model.safetensors")
+
+
+def _write_cross_encoder(folder: Path, **others: Any) -> None:
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    write_json(
+        folder / "sentence_bert_config.json",
+        {
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": text},
+            "module_output_name": "token_embeddings",
+        },
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None, **others},
+    )
+
+
 def _bert_labels(*labels: str, **config: Any) -> Body:
     def make(folder: Path) -> None:
         _bert(folder, **labelled(labels), **config)
@@ -206,6 +277,8 @@ CROSS_ENCODERS: Mapping[str, Body] = {
     "ce-modernbert": _ce_modernbert("cls"),
     "ce-modernbert-mean": _ce_modernbert("mean"),
     "ce-qwen3-seqcls": _ce_qwen3,
+    "ce-modular": _ce_modular,
+    "ce-modular-3label": _ce_modular_3label,
     "ce-qwen3-lm": _ce_qwen3_lm,
 }
 """Each kind that scores two texts together, by name."""

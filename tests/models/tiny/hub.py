@@ -103,6 +103,13 @@ def t5_whole(folder: Path) -> None:
     save_body(folder, hf.T5ForConditionalGeneration(config), tokenizer, model_max_length=64)
 
 
+def with_readout(folder: Path) -> None:
+    """As decision models have it: a matrix with a row for each option, and how it is used."""
+    settings = {"format_version": 1, "pooling": "last", "attention_mode": "causal", "temperature": 1.13}
+    write_json(folder / "decision_config.json", settings)
+    save_file({"weight": torch.randn(255, bodies.WIDTH)}, folder / "readout.safetensors")
+
+
 def pooled(mode: str) -> Change:
     """Write the files of sentence-transformers beside a transformer."""
     return lambda folder: write_modules(folder, ("Pooling", pooling_flags(mode)), ("Normalize", {}))
