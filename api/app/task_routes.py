@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -141,7 +142,7 @@ class TaskRoutes:
         for path, task in ((path, self._tasks[path]) for path in paths):
             if any(task.able(engine.card) for engine in asked):
                 call.error_format = error_format_of(path)
-                return await self._answer(task, call, body)
+                return await self._answer(replace(task, read=task.read_invocation or task.read), call, body)
         if name:
             check_able(self._tasks[paths[0]], asked[0], engines)
         message = f"The model does not support {self._tasks[paths[0]].name} API"

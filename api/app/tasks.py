@@ -21,6 +21,7 @@ from staged_pool.api.wire.dialects import (
     rerank,
     score,
     tei,
+    tei_predict,
     voyage,
     weaviate,
     zero_shot,
@@ -69,6 +70,8 @@ class Task:
     """The body may have data for a plugin instead."""
     narrow: Callable[[Body], pooling.Narrowed | None] | None = None
     """Reads a body's further requirements of a model; None if it has none."""
+    read_invocation: Read | None = None
+    """Reads a body at SageMaker's `/invocations`; None if it is read as at the path of the task."""
 
     @property
     def operation(self) -> str:
@@ -190,16 +193,22 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/embed_sparse": Task(
             "Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE), output="sparse vectors"
         ),
-        "/predict": Task(
-            "Classification",
-            _gives(Output.LABELS),
-            partial(tei.read_predict, auto_truncate=auto_truncate),
-            narrow=zero_shot.narrowed,
-        ),
+        "/predict": _predictions(auto_truncate=auto_truncate),
         "/similarity": Task(
             "Embeddings", _gives(Output.DENSE), partial(tei.read_similarity, auto_truncate=auto_truncate)
         ),
     }
+
+
+def _predictions(*, auto_truncate: bool) -> Task:
+    read = partial(tei_predict.read_predict, auto_truncate=auto_truncate)
+    return Task(
+        "Classification",
+        _gives(Output.LABELS),
+        read,
+        narrow=zero_shot.narrowed,
+        read_invocation=partial(read, nested=False),
+    )
 
 
 def _dialect_of_ranking(body: Body) -> ErrorFormat | None:

@@ -22,7 +22,18 @@ from staged_pool.api.openapi.operation import (
     task,
 )
 from staged_pool.api.openapi.plugin import PluginOutput
-from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score, tei, tei_tokens, tokens
+from staged_pool.api.wire.dialects import (
+    classify,
+    cohere,
+    openai,
+    pooling,
+    rerank,
+    score,
+    tei,
+    tei_predict,
+    tei_tokens,
+    tokens,
+)
 
 __all__ = ["BINARY", "OPERATIONS", "TAGS", "Operation", "Tag"]
 
@@ -167,11 +178,12 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/predict": _tei(
         "Label texts",
         "Labels",
-        tei.PredictBody,
+        tei_predict.PredictBody,
         (list[answers.LabelScore], list[list[answers.LabelScore]]),
         one={"inputs": _TEXTS[0]},
         many={"inputs": [[text] for text in _TEXTS]},
         zero_shot={"inputs": _TEXTS, "parameters": {"candidate_labels": ["food", "music"]}},
+        hub={"inputs": _TEXTS[0], "parameters": {"top_k": 1, "function_to_apply": "softmax"}},
     ),
     "/invocations": task(
         "Any task",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
@@ -49,11 +50,19 @@ def test_similarities(server: Oracle, hub: Any) -> None:
     assert_allclose(found, server("embedder", "score", TEXTS[0], TEXTS).scores, atol=WITHIN)
 
 
-def test_labels(server: Oracle, hub: Any) -> None:
-    """For one text the client returns the first of what text-embeddings-inference answers: the best label."""
-    client = hub.InferenceClient(f"{server.url}/predict", token=KEY)
-    found = client.text_classification(TEXTS[0])
+@pytest.mark.parametrize("path", ["/predict", "/m/classifier"])
+def test_labels(server: Oracle, hub: Any, path: str) -> None:
+    client = hub.InferenceClient(f"{server.url}{path}", token=KEY)
     wanted = server("classifier", "classify", TEXTS[0])
-    best = int(wanted.scores[0].argmax())
-    assert found.label == wanted.labels[best]
-    assert_allclose(found.score, wanted.scores[0][best], atol=WITHIN)
+    logits = server("classifier", "classify", TEXTS[0], activate=False).scores[0]
+    order = (-logits).argsort()
+    for options, scores in (
+        ({}, wanted.scores[0]),
+        ({"function_to_apply": "none"}, logits),
+        ({"function_to_apply": "sigmoid"}, 1 / (1 + np.exp(-logits))),
+        ({"function_to_apply": "softmax"}, np.exp(logits) / np.exp(logits).sum()),
+    ):
+        for top_k in (None, 1, 2, 1000):
+            found = client.text_classification(TEXTS[0], top_k=top_k, **options)
+            assert [each.label for each in found] == [wanted.labels[place] for place in order[:top_k]]
+            assert_allclose([each.score for each in found], scores[order[:top_k]], atol=WITHIN)

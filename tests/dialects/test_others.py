@@ -253,6 +253,58 @@ def test_teis_predictions(client_of: ClientOf, tiny_folder: TinyFolder) -> None:
         assert rejection(client, "/predict", 422, inputs=wrong)["error_type"] == "Validation"
 
 
+def rounded(labels: Any) -> Any:
+    """Round the scores of an answer: in another batch, their last digits differ."""
+    if isinstance(labels, dict):
+        return labels["label"], pytest.approx(labels["score"], abs=1e-5)
+    return [rounded(each) for each in labels]
+
+
+def test_predictions_of_the_hub_are_a_list_for_each_text(client_of: ClientOf) -> None:
+    """The hub's client always sends `parameters`, and those of text-embeddings-inference never do."""
+    client = client_of("seqcls-multiclass")
+
+    def ask(path: str, **body: Any) -> Any:
+        return [
+            [(each["label"], each["score"]) for each in row] if isinstance(row, list) else (row["label"], row["score"])
+            for row in answer(client, path, **body)
+        ]
+
+    plain = rounded(answer(client, "/predict", inputs=[[text] for text in TEXTS]))
+    for parameters in ({}, {"top_k": None, "function_to_apply": None}, {"top_k": 1000}, {"other": 1}):
+        for path in ("/predict", "/"):
+            assert ask(path, inputs=TEXTS[0], parameters=parameters) == plain[:1]
+            assert ask(path, inputs=TEXTS, parameters=parameters) == plain
+        assert ask("/invocations", inputs=TEXTS[0], parameters=parameters) == plain[0]
+        assert ask("/invocations", inputs=TEXTS, parameters=parameters) == plain
+    assert ask("/predict", inputs=TEXTS[0], parameters=None) == plain[0]
+    assert ask("/predict", inputs=TEXTS, parameters={"top_k": 1}) == [row[:1] for row in plain]
+    raw = rounded(answer(client, "/predict", inputs=TEXTS[0], raw_scores=True))
+    assert ask("/predict", inputs=TEXTS[0], parameters={"function_to_apply": "none"}) == [raw]
+
+
+def test_pairs_have_parameters_too(client_of: ClientOf) -> None:
+    client, pairs = client_of("ce-nli-3label"), [TEXTS[:2], TEXTS[1:3]]
+    plain = answer(client, "/predict", inputs=pairs)
+    found = answer(client, "/predict", inputs=pairs, parameters={"top_k": 2})
+    assert [[each["label"] for each in row] for row in found] == [[each["label"] for each in row[:2]] for row in plain]
+
+
+def test_wrong_parameters_of_predictions_are_named(client_of: ClientOf) -> None:
+    client = client_of("ce-nli-3label")
+    labels = {"candidate_labels": ["food", "music"]}
+    for parameters, message in (
+        ({"top_k": 0}, "parameters.top_k: Expected `int` >= 1"),
+        ({"top_k": "2"}, "parameters.top_k: Expected `int | null`, got `str`"),
+        ({"function_to_apply": "relu"}, "parameters.function_to_apply: Invalid enum value 'relu'"),
+        ({"function_to_apply": "softmax", **labels}, "parameters.function_to_apply: is for the model's own labels"),
+        ([], "parameters: Expected `object | null`, got `array`"),
+    ):
+        error = rejection(client, "/predict", 422, inputs="a", parameters=parameters)
+        assert error["error"].startswith(message), error
+    assert len(answer(client, "/predict", inputs="a", parameters={"top_k": 1, **labels})) == 1
+
+
 def test_teis_ranking_shares_the_path(client_of: ClientOf) -> None:
     client = client_of("ce-bert-1label")
     got = client.post("/rerank", json={"query": TEXTS[0], "texts": TEXTS, "return_text": True})

@@ -23,7 +23,7 @@ from staged_pool.api.http.protocol.strict_reader import StrictReader
 from staged_pool.api.status import HttpError
 from staged_pool.api.wire import extract_images, forms, json_bounds
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
-from staged_pool.api.wire.dialects import openai, pooling, score, tei
+from staged_pool.api.wire.dialects import openai, pooling, score, tei, tei_predict
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.image_count import count_images
 from staged_pool.client.exchange import NDJSON, ServerAnswer
@@ -183,7 +183,7 @@ def _is_escaped(data: bytes, place: int) -> bool:
 
 _READERS: Final[tuple[Any, ...]] = (
     openai.read_embeddings, pooling.read_pooling, score.read_score,
-    tei.read_similarity, tei.read_predict, tei.read_embed,
+    tei.read_similarity, tei_predict.read_predict, tei.read_embed,
 )  # fmt: skip
 
 

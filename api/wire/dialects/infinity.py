@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around
-from staged_pool.api.wire.dialects.tei import labels_by_score
+from staged_pool.api.wire.dialects.tei_predict import labels_by_score
 from staged_pool.api.wire.exchange import usage_fields
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import Output

@@ -5,31 +5,26 @@ A text that is too long is truncated if `truncate` is true. Its default is the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
-from staged_pool.api.wire.dialects.zero_shot import label_settings
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.texts_or_ids import places_of_texts, texts_or_ids
 from staged_pool.api.wire.truncation import Direction, side_of
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
-from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
+from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import NoInputs, Words
-
-Pairs: TypeAlias = str | list[str | list[str]]
 
 
 class TruncationFields(msgspec.Struct, kw_only=True):
@@ -56,29 +51,6 @@ class EmbedBody(TruncationFields, kw_only=True):
     """For `/embed_sparse`: number of the largest weights to keep of each vector."""
 
 
-class ZeroShotParameters(msgspec.Struct, kw_only=True):
-    """Parameters of a text classification; those that are not named here are ignored."""
-
-    candidate_labels: str | list[str] | None = None
-    """Labels to choose among, for a model of natural language inference (zero-shot classification)."""
-    hypothesis_template: str | None = None
-    """Statement that each label completes, with {} for the label. None: `This example is {}.`"""
-    multi_label: bool | None = None
-    """Score each label by itself. Otherwise the scores of a text add up to 1."""
-
-
-class PredictBody(TruncationFields, kw_only=True):
-    """Body of `/predict`; fields that are not named here are ignored."""
-
-    inputs: Pairs
-    """With `candidate_labels`, one text or several."""
-    raw_scores: bool | None = None
-    parameters: ZeroShotParameters | None = None
-    """Parameters of the Hugging Face inference API."""
-    candidate_labels: str | list[str] | None = None
-    """Rejected: here labels of the caller belong in `parameters`."""
-
-
 class Comparison(msgspec.Struct):
     """A text, and the texts that `/similarity` compares it with."""
 
@@ -94,7 +66,6 @@ class SimilarityBody(msgspec.Struct):
 
 
 _EMBED: Final = msgspec.json.Decoder(EmbedBody)
-_PREDICT: Final = msgspec.json.Decoder(PredictBody)
 _SIMILARITY: Final = msgspec.json.Decoder(SimilarityBody)
 _NONE: Final = "`{}` cannot be empty"
 
@@ -126,7 +97,8 @@ def _words(places: InputPaths) -> Words:
     return Words({"input": places.field, "max_tokens": "truncate"}, places)
 
 
-def _empty(field: str) -> NoInputs:
+def empty(field: str) -> NoInputs:
+    """Return the error of a field without inputs."""
     return NoInputs(_NONE.format(field), param=field)
 
 
@@ -161,96 +133,6 @@ _ENCODERS: Final[Mapping[Output, Write]] = {
 }
 
 
-def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
-    """See `Read` and `read_embed`.
-
-    A text or `[text]` is one input, `[text, text]` is one pair, and a list of lists is a list of inputs. With
-    `candidate_labels` a list of texts is a list of inputs.
-    """
-    fields = json_decode.decode(_PREDICT, body)
-    given = fields.inputs
-    if not given:
-        raise _empty("inputs")
-    parameters = fields.parameters or ZeroShotParameters()
-    if fields.candidate_labels is not None:
-        raise field_error("candidate_labels", 'expected in `parameters`: {"parameters": {"candidate_labels": [...]}}')
-    if parameters.candidate_labels is not None:
-        return _read_zero_shot(fields, parameters, auto_truncate)
-    lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
-    single = isinstance(given, str) or isinstance(given[0], str)
-    places = InputPaths("inputs", several=not single)
-    inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
-    request = ClassifyRequest(
-        inputs=inputs,
-        words=_predict_words(places),
-        activate=not fields.raw_scores,
-        **label_settings(None, parameters.hypothesis_template, parameters.multi_label),
-    )
-    return request, partial(encode_predict, single=single)
-
-
-def _predict_words(places: InputPaths) -> Words:
-    names = {name: f"parameters.{name}" for name in ZeroShotParameters.__struct_fields__}
-    return Words({"input": "inputs", "max_tokens": "truncate", **names}, places)
-
-
-def _read_zero_shot(
-    fields: PredictBody, parameters: ZeroShotParameters, auto_truncate: bool
-) -> tuple[ClassifyRequest, Write]:
-    """Read a zero-shot classification, in which a list of texts is several inputs."""
-    given = fields.inputs
-    single = isinstance(given, str)
-    places = InputPaths("inputs", several=not single)
-    texts: list[TextInput] = []
-    for index, text in enumerate([given] if isinstance(given, str) else given):
-        if not isinstance(text, str):
-            raise field_error(places("inputs", index), "expected a text, which is read with each label", index)
-        texts.append(fields.text(text, auto_truncate))
-    request = ClassifyRequest(
-        inputs=tuple(texts),
-        words=_predict_words(places),
-        activate=not fields.raw_scores,
-        **label_settings(parameters.candidate_labels, parameters.hypothesis_template, parameters.multi_label),
-    )
-    return request, partial(encode_predict, single=single)
-
-
-def _predicted(
-    given: str | Sequence[str | list[str]], places: InputPaths, index: int, fields: PredictBody, auto_truncate: bool
-) -> TextInput | PairInput:
-    texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
-    if len(texts) != len(given) or len(texts) not in (1, 2):
-        what = "expected a list of one text, or of the two texts of a pair"
-        raise field_error(places("inputs", index), what, index)
-    text = fields.text(texts[0], auto_truncate)
-    if len(texts) == 1:
-        return text
-    first, second = texts
-    return PairInput(first=first, second=second, max_tokens=text.max_tokens, truncate_side=text.truncate_side)
-
-
-def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Pieces:
-    """Write the labels of each input, the highest score first; see `Write`.
-
-    Args:
-        result: Scores of the labels. Labels without a name are called `LABEL_0`, `LABEL_1`, ...
-        single: The request had one input, and not a list of inputs.
-        request_id: See `Write`.
-        created: See `Write`.
-    """
-    rows = labels_by_score(result)
-    return dump(next(rows)) if single else dump_list(rows, item_values=4 * result.scores.shape[1])
-
-
-def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]:
-    """Yield the labels and scores of each input, the highest score first."""
-    count = result.scores.shape[1]
-    names = result.labels if len(result.labels) == count else [f"LABEL_{place}" for place in range(count)]
-    for row, keys in zip(result.scores, result.sort_keys, strict=True):
-        order = np.argsort(-keys, kind="stable").tolist()
-        yield [{"label": names[place] or f"LABEL_{place}", "score": row[place]} for place in order]
-
-
 def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, request_id: str, created: int) -> Pieces:
     """Write the texts, the best first; see `Write`.
 
@@ -275,7 +157,7 @@ def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tupl
     """See `Read` and `read_embed`."""
     fields = json_decode.decode(_SIMILARITY, body)
     if not fields.inputs.sentences:
-        raise _empty("sentences")
+        raise empty("sentences")
     parameters = fields.parameters or TruncationFields()
     sentences = (fields.inputs.source_sentence, *fields.inputs.sentences)
     names = {"input": "inputs", "max_tokens": "parameters.truncate", "prompt_name": "parameters.prompt_name"}
