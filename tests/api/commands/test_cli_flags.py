@@ -169,3 +169,9 @@ def test_flags_may_be_variables_of_the_environment(
     ((_, (config,)),) = started
     assert (config.preprocess_limit, config.media_limit) == (5, 3)
     assert config.allow_media_domains == ("a.example", "b.example")
+
+
+def test_an_idle_connection_has_a_flag(started: list[tuple[ServerConfig, list[EngineConfig]]]) -> None:
+    run("--keep-alive", "5")
+    ((config, _),) = started
+    assert config.keep_alive_s == 5
