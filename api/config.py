@@ -231,7 +231,6 @@ class ServerConfig:
         group="Limits",
         low=0.001,
         high=DAY_S,
-        has_flag=False,
         more="A proxy in front should close its side earlier. Else it may send into a connection that is closing.",
     )
     write_timeout_s: float = setting(

@@ -5,7 +5,7 @@ Only the commands read the environment, configure logging and end the process.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,6 +17,7 @@ from staged_pool.api.commands.options import HELP_WIDTH
 from staged_pool.api.commands.run_batch import run_batch
 from staged_pool.api.commands.serve import serve
 from staged_pool.api.commands.show_config import config
+from staged_pool.api.commands.standard_streams import open_standard_streams
 from staged_pool.api.commands.top import top
 from staged_pool.api.commands.trace import trace
 from staged_pool.api.commands.variables import echo_unknown
@@ -30,6 +31,11 @@ COMPLETION_VARIABLE: Final = "_STAGED_POOL_COMPLETE"
 
 
 class _Commands(click.Group):
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command; see `click.BaseCommand.main`."""
+        open_standard_streams()
+        return super().main(*args, **extra)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use, not of the alphabet."""
         return list(self.commands)

@@ -20,6 +20,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from staged_pool.runtime.models.folders.foreign_formats import VOCABULARIES, WEIGHT_FILES
+from staged_pool.runtime.models.specs.inner_path import leads_out
 from staged_pool.runtime.models.specs.json_file import MOST_LABELS, JsonFile, shown
 from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.stages.errors import ConfigError
@@ -220,7 +221,7 @@ def _first_module(path: Path) -> str:
     modules = JsonFile.read(path / "modules.json", root=path, kind=list)
     first = modules.content[0] if modules is not None and modules.content else {}
     folder = first.get("path", "") if isinstance(first, Mapping) else ""
-    if not isinstance(folder, str) or not (path / folder).resolve().is_relative_to(path.resolve()):
+    if not isinstance(folder, str) or leads_out(folder):
         raise ConfigError(f"modules.json[0]: path={folder!r} leads out of the model folder")
     return folder
 

@@ -21,6 +21,7 @@ from staged_pool.runtime.models.folders.jina_tasks import CUSTOM, has_tasks, wit
 from staged_pool.runtime.models.folders.nomic import with_nomic_config
 from staged_pool.runtime.models.folders.readme import trained_with_matryoshka
 from staged_pool.runtime.models.folders.xlm_flash import with_flash_config
+from staged_pool.runtime.models.specs.inner_path import leads_out
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
 from staged_pool.stages.errors import ConfigError
@@ -59,7 +60,7 @@ def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
         kind, folder = module.get("type", str, None), module.get("path", str, "")
         if kind is None:
             raise ConfigError(f"{module.name}: type is missing")
-        if not (path / folder).resolve().is_relative_to(path.resolve()):
+        if leads_out(folder):
             raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
         name = kind.rpartition(".")[2]
         published = kind == CUSTOM and not place and has_tasks(path / folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from staged_pool.runtime.models.specs.inner_path import leads_out
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
@@ -31,8 +32,7 @@ def _shards_of(body: Path, index: JsonFile) -> list[str]:
         raise ConfigError(f"{index.name}: weight_map is missing or empty")
     shards = sorted(set(map(str, named.values())))
     for name in shards:
-        # Only the name is checked: in the hub's cache the file itself is a symbolic link out of the folder.
-        if ".." in Path(name).parts or Path(name).is_absolute():
+        if leads_out(name):
             raise ConfigError(f"{index.name}: {name!r} leads out of the model folder")
         if not (body / name).is_file():
             raise ConfigError(f"{index.name}: names {name!r}, which does not exist")

@@ -178,3 +178,9 @@ def test_a_model_that_only_a_pipeline_names_is_missed_by_its_place_in_the_file(t
     shown = invoke_command("serve", "--pipeline", str(file), "--offline")
     assert shown.returncode == 2
     assert f"{file}, stage embed: model = 'embedder': there is no such folder" in shown.stderr
+
+
+def test_an_idle_connection_has_a_flag(started: list[tuple[ServerConfig, list[EngineConfig]]]) -> None:
+    run("--keep-alive", "5")
+    ((config, _),) = started
+    assert config.keep_alive_s == 5
