@@ -17,7 +17,7 @@ from staged_pool.runtime.remote.port import RING_BYTES, Rings
 from staged_pool.stages.link import Link, Stream
 from staged_pool.stages.ring import open_memory
 from staged_pool.stages.unix_stream import UnixStream
-from staged_pool.stages.wire import Frame, WireError
+from staged_pool.stages.wire import Frame, FrameLimits, WireError
 
 
 class Drain(msgspec.Struct, tag=True, frozen=True):
@@ -78,6 +78,9 @@ _KIND: Final = 0
 _NUMBER_BYTES: Final = 4
 """Size of the message that carries the end of a line: its number."""
 
+MOST_ORDER_BYTES: Final = 64 << 20
+"""Longest order. Reports on a server with thousands of tenants have some megabytes."""
+
 BEHIND_BYTES: Final = 1 << 18
 """Bytes that wait to be sent from which on no report is added to them: the other end stands still."""
 
@@ -94,7 +97,7 @@ class Control:
     """
 
     def __init__(self, stream: Stream, handlers: Mapping[type[Any], Callable[[Any], object]]) -> None:
-        self._link = Link(stream, self._take)
+        self._link = Link(stream, self._take, limits_of)
         self._handlers = handlers
         self.run = self._link.run
         self.close = self._link.close
@@ -115,6 +118,17 @@ class Control:
             raise WireError(f"the other end sends an order that cannot be read: {error}") from error
         if (handler := self._handlers.get(type(order))) is not None:
             handler(order)
+
+
+def limits_of(kind: int) -> FrameLimits:
+    """Return the limits of a frame with an order.
+
+    Raises:
+        WireError: It has another kind.
+    """
+    if kind != _KIND:
+        raise WireError(f"the other end sends a frame of the unknown kind {kind}")
+    return FrameLimits(MOST_ORDER_BYTES, 0)
 
 
 class Line(NamedTuple):

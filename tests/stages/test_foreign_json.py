@@ -152,6 +152,7 @@ class Looks(str):
     """A string that notes how much of it is looked at."""
 
     __slots__ = ("sizes",)
+    sizes: list[int]
 
     def __new__(cls, content: str) -> Looks:
         made = super().__new__(cls, content)
