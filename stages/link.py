@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.wakeup import Wakeup, wakeup
-from staged_pool.stages.wire import Bytes, Frame, FrameReader, WireError, frame
+from staged_pool.stages.wire import Bytes, Frame, FrameReader, LimitsOf, WireError, frame
 
 RECEIVE_BYTES: Final = 1 << 18
 """Most bytes of one read."""
@@ -45,10 +45,12 @@ class Link:
     Args:
         stream: The link closes it.
         handle: Takes each frame; runs on the event loop. A `WireError` from it ends the link.
+        limits_of: See `FrameReader`.
     """
 
-    def __init__(self, stream: Stream, handle: Callable[[Frame], object]) -> None:
+    def __init__(self, stream: Stream, handle: Callable[[Frame], object], limits_of: LimitsOf) -> None:
         self._stream = stream
+        self._limits_of = limits_of
         self._handle = handle
         self._unsent: list[Bytes] = []
         self._waiting: Wakeup | None = None
@@ -120,7 +122,7 @@ class Link:
         return self._wrong or reason
 
     async def _read(self) -> str:
-        frames = FrameReader()
+        frames = FrameReader(self._limits_of)
         while True:
             try:
                 data = await self._stream.receive(RECEIVE_BYTES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 VERSION: Final = 1
@@ -44,10 +44,26 @@ def frame(kind: int, head: bytes, *raw: Bytes) -> list[Bytes]:
     return [_HEADER.pack(VERSION, kind, len(head), sum(map(len, raw))) + head, *raw]
 
 
-class FrameReader:
-    """Cuts a byte stream into frames. It holds the beginning of a frame until the rest has come."""
+class FrameLimits(NamedTuple):
+    """Most bytes of a frame of one kind."""
 
-    def __init__(self) -> None:
+    head: int
+    raw: int
+
+
+LimitsOf: TypeAlias = Callable[[int], FrameLimits]
+"""Returns the limits of a kind of frame. It raises `WireError` for a kind that this end does not take."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. It holds the beginning of a frame until the rest has come.
+
+    Args:
+        limits_of: Asked once the header of a frame has come: a frame beyond its limits is not held.
+    """
+
+    def __init__(self, limits_of: LimitsOf) -> None:
+        self._limits_of = limits_of
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -57,14 +73,14 @@ class FrameReader:
             data: The next bytes of the stream.
 
         Raises:
-            WireError: The peer has another version, or sends no frames.
+            WireError: The peer has another version, sends no frames, or announces one beyond its limits.
         """
         source: bytes | bytearray = data
         if self._held:
             self._held += data
             source = self._held
         start = 0
-        while (found := _frame_at(source, start)) is not None:
+        while (found := _frame_at(source, start, self._limits_of)) is not None:
             whole, start = found
             yield whole
         if source is self._held:
@@ -78,7 +94,7 @@ class FrameReader:
         return len(self._held)
 
 
-def _frame_at(source: bytes | bytearray, start: int) -> tuple[Frame, int] | None:
+def _frame_at(source: bytes | bytearray, start: int, limits_of: LimitsOf) -> tuple[Frame, int] | None:
     """Return the frame at an index, and the index behind it; None if it is not complete."""
     left = len(source) - start
     if left and source[start] != VERSION:
@@ -88,6 +104,12 @@ def _frame_at(source: bytes | bytearray, start: int) -> tuple[Frame, int] | None
     _, kind, head_bytes, raw_bytes = _HEADER.unpack_from(source, start)
     if head_bytes + raw_bytes > MOST_BYTES:
         raise WireError(f"the peer announces a frame of {head_bytes + raw_bytes} bytes; at most {MOST_BYTES} are read")
+    limits = limits_of(kind)
+    for name, announced, most in (("head", head_bytes, limits.head), ("block of arrays", raw_bytes, limits.raw)):
+        if announced > most:
+            raise WireError(
+                f"the peer announces a {name} of {announced} bytes in a frame of kind {kind}; at most {most} are read"
+            )
     if left < _HEADER.size + head_bytes + raw_bytes:
         return None
     begin = start + _HEADER.size

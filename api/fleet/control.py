@@ -10,7 +10,7 @@ import msgspec
 from staged_pool.api.fleet.snapshot import Snapshot
 from staged_pool.runtime.load_progress import LoadStatus
 from staged_pool.stages.link import Link, Stream
-from staged_pool.stages.wire import Frame, WireError
+from staged_pool.stages.wire import Frame, FrameLimits, WireError
 
 
 class Drain(msgspec.Struct, tag=True, frozen=True):
@@ -68,6 +68,9 @@ class Tell(msgspec.Struct, tag=True, frozen=True):
 Order: TypeAlias = Drain | Listening | Ready | Others | Lost | Loading | Beat | Ask | Tell
 
 _KIND: Final = 0
+MOST_ORDER_BYTES: Final = 64 << 20
+"""Longest order. Reports on a server with thousands of tenants have some megabytes."""
+
 BEHIND_BYTES: Final = 1 << 18
 """Bytes that wait to be sent from which on no report is added to them: the other end stands still."""
 
@@ -84,7 +87,7 @@ class Control:
     """
 
     def __init__(self, stream: Stream, handlers: Mapping[type[Any], Callable[[Any], object]]) -> None:
-        self._link = Link(stream, self._take)
+        self._link = Link(stream, self._take, limits_of)
         self._handlers = handlers
         self.run = self._link.run
         self.close = self._link.close
@@ -105,3 +108,14 @@ class Control:
             raise WireError(f"the other end sends an order that cannot be read: {error}") from error
         if (handler := self._handlers.get(type(order))) is not None:
             handler(order)
+
+
+def limits_of(kind: int) -> FrameLimits:
+    """Return the limits of a frame with an order.
+
+    Raises:
+        WireError: It has another kind.
+    """
+    if kind != _KIND:
+        raise WireError(f"the other end sends a frame of the unknown kind {kind}")
+    return FrameLimits(MOST_ORDER_BYTES, 0)

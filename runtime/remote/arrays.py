@@ -112,7 +112,11 @@ PackedRow: TypeAlias = Annotated[list[PackedValues | PackedSparse], msgspec.Meta
 
 
 class Block:
-    """A block of arrays, read from front to back. Arrays are views of it, which cannot be written to."""
+    """A block of arrays, read from front to back. Arrays are views of it, which cannot be written to.
+
+    In shared memory, the peer may write to it at any time. So numbers that are checked are copied before. Only those
+    that may have any value stay there: pixels, weights and vectors.
+    """
 
     def __init__(self, data: Bytes | NDArray[np.uint8]) -> None:
         self._bytes = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data
@@ -134,6 +138,14 @@ class Block:
             raise WireError(f"the peer sends an array of the shape {list(shape)}: {error}") from error
         self._place = end + -end % ALIGNMENT
         return found
+
+    def numbers(self, count: int) -> NDArray[Any]:
+        """Return the next array of whole numbers, as a copy: the peer may change the block after they are checked.
+
+        Raises:
+            WireError: The block ends before it.
+        """
+        return self.array("<i4", (count,)).copy()
 
 
 def add(data: Bytes, parts: list[Bytes]) -> None:
@@ -166,7 +178,7 @@ def pack_payload(payload: Payload, parts: list[Bytes]) -> PackedPayload:
 
 
 def unpack_payload(packed: PackedPayload, block: Block, limits: PayloadLimits) -> Payload:
-    """Return the payload of `pack_payload`. Its pixels are views of the block.
+    """Return the payload of `pack_payload`. Its pixels are views of the block, and all else is a copy.
 
     Raises:
         WireError: The block does not have its arrays, or its numbers are beyond the limits.
@@ -181,7 +193,7 @@ def _unpack_payload(packed: PackedPayload, block: Block, limits: PayloadLimits) 
     if isinstance(packed, PackedImage):
         return PreparedImage(_unpack_pixels(packed.pixels, block), outputs, packed.tokens)
     limits.check_count(packed.ids)
-    found = block.array("<i4", (packed.ids,))
+    found = block.numbers(packed.ids)
     limits.check_ids(found)
     ids = found.tolist()
     if isinstance(packed, PackedIds):
@@ -211,7 +223,7 @@ def _add_numbers(numbers: Sequence[int] | None, parts: list[Bytes]) -> int | Non
 
 
 def _numbers(count: int | None, block: Block) -> tuple[int, ...] | None:
-    return None if count is None else tuple(block.array("<i4", (count,)).tolist())
+    return None if count is None else tuple(block.numbers(count).tolist())
 
 
 def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> PackedRow:
@@ -230,7 +242,7 @@ def pack_row(values: Mapping[Output, Values], parts: list[Bytes]) -> PackedRow:
 
 
 def unpack_row(packed: PackedRow, block: Block) -> dict[Output, Values]:
-    """Return the values of `pack_row`, as views of the block; see `RowLimits.check`.
+    """Return the values of `pack_row`: weights are views of the block, indices a copy. See `RowLimits.check`.
 
     Raises:
         WireError: The block does not have its arrays, or it has two for one output.
@@ -238,8 +250,7 @@ def unpack_row(packed: PackedRow, block: Block) -> dict[Output, Values]:
     values: dict[Output, Values] = {}
     for each in packed:
         if isinstance(each, PackedSparse):
-            shape = (each.entries,)
-            found: Values = SparseVector(block.array("<i4", shape), block.array("<f4", shape))
+            found: Values = SparseVector(block.numbers(each.entries), block.array("<f4", (each.entries,)))
         else:
             found = block.array("<f4", each.shape)
         values[_OUTPUTS[each.output]] = found

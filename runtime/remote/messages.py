@@ -20,14 +20,14 @@ from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.stages.ring import ALIGNMENT
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.trace import TRACE_BYTES
-from staged_pool.stages.wire import WireError
+from staged_pool.stages.wire import MOST_BYTES, FrameLimits, WireError
 
 M = TypeVar("M", bound="Message")
 
 MOST_HEAD_BYTES: Final = 8 << 20
 """Longest head of a frame, but the welcome, which has the tokenizers of all models.
 
-A decoder makes some tens of times as many bytes of it.
+A decoder makes some tens of times as many bytes of it. A longer one is not even held: see `limits_of`.
 """
 
 ROUNDING: Final = 1e-6
@@ -314,18 +314,26 @@ def encoded(message: Message | Welcome) -> tuple[int, bytes]:
     return _kinds[type(message)], _encoder.encode(message)
 
 
-def decoded(kind: int, head: bytes) -> Any:
-    """Return the message of a frame.
+def limits_of(kind: int) -> FrameLimits:
+    """Return the limits of the frames of a kind.
 
     Raises:
-        WireError: The kind is unknown, or the head is not one of its kind. It names the field.
+        WireError: The kind is unknown.
     """
-    if (decoder := _decoders.get(kind)) is None:
+    if kind not in _decoders:
         raise WireError(f"the peer sends a frame of the unknown kind {kind}")
-    if len(head) > MOST_HEAD_BYTES and kind != Kind.WELCOME:
-        raise WireError(f"the peer sends a head of {len(head)} bytes; at most {MOST_HEAD_BYTES} are read")
+    has_arrays = kind in (Kind.ITEMS, Kind.ROWS)
+    return FrameLimits(MOST_BYTES if kind == Kind.WELCOME else MOST_HEAD_BYTES, MOST_BYTES if has_arrays else 0)
+
+
+def decoded(kind: int, head: bytes) -> Any:
+    """Return the message of a frame of a known kind.
+
+    Raises:
+        WireError: The head is not one of its kind. It names the field.
+    """
     try:
-        message: Message | Welcome = decoder.decode(head)
+        message: Message | Welcome = _decoders[kind].decode(head)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         words = _PLACE.sub(lambda found: HEADS[Kind(kind)].__struct_fields__[int(found[1])], str(error))
         raise WireError(f"the peer sends a {Kind(kind).name} frame that cannot be read: {words}") from error

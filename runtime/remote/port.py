@@ -16,12 +16,22 @@ from anyio.abc import TaskGroup
 
 from staged_pool.runtime.remote.arrays import Block
 from staged_pool.runtime.remote.limits import require
-from staged_pool.runtime.remote.messages import BlockName, Free, Message, Welcome, decoded, encoded
+from staged_pool.runtime.remote.messages import (
+    HEADS,
+    BlockName,
+    Free,
+    Kind,
+    Message,
+    Welcome,
+    decoded,
+    encoded,
+    limits_of,
+)
 from staged_pool.runtime.remote.store import ArraysLost, ArrayStore
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.link import Link, Stream
 from staged_pool.stages.ring import RingReader, RingWriter
-from staged_pool.stages.wire import Bytes, Frame, WireError
+from staged_pool.stages.wire import Bytes, Frame, FrameLimits, WireError
 
 RING_BYTES: Final = 64 << 20
 """Size of each ring. Pages that were never written take no memory."""
@@ -83,7 +93,7 @@ class Port:
         handlers: Mapping[type[Any], Handler],
         store: ArrayStore | None = None,
     ) -> None:
-        self._link = Link(stream, self._take)
+        self._link = Link(stream, self._take, self._limits_of)
         self._handlers = handlers
         self._writer = None if rings is None else rings.written
         self._reader = None if rings is None else rings.read
@@ -170,10 +180,19 @@ class Port:
             kind, head = encoded(Free(blocks))
             self._link.post(kind, head)
 
+    def _limits_of(self, kind: int) -> FrameLimits:
+        limits = limits_of(kind)
+        self._handler_of(HEADS[Kind(kind)])
+        return limits
+
+    def _handler_of(self, message: type[Any]) -> Handler:
+        if (handler := self._handlers.get(message)) is None:
+            raise WireError(f"the peer sends a {message.__name__} message, which this end does not take")
+        return handler
+
     def _take(self, frame: Frame) -> None:
         message = decoded(frame.kind, frame.head)
-        if (handler := self._handlers.get(type(message))) is None:
-            raise WireError(f"the peer sends a {type(message).__name__} message, which this end does not take")
+        handler = self._handler_of(type(message))
         if isinstance(block := getattr(message, "block", None), bytes):
             if self._store is None:
                 raise WireError("the peer refers to a store, and this line has none")

@@ -11,23 +11,27 @@ import pytest
 
 from staged_pool.stages.link import MOST_UNREAD_BYTES, Link
 from staged_pool.stages.unix_stream import UnixStream
-from staged_pool.stages.wire import Frame, WireError
+from staged_pool.stages.wire import MOST_BYTES, Frame, FrameLimits, WireError
 
 pytestmark = pytest.mark.anyio
+
+
+def any_size(_: int) -> FrameLimits:
+    return FrameLimits(MOST_BYTES, MOST_BYTES)
 
 
 async def pair(take: Callable[[Frame], object]) -> tuple[Link, socket.socket]:
     """Return a link and the raw socket of its peer."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    return Link(UnixStream(ours), take), theirs
+    return Link(UnixStream(ours), take, any_size), theirs
 
 
 async def linked(first: Callable[[Frame], object], second: Callable[[Frame], object]) -> tuple[Link, Link]:
     ours, theirs = socket.socketpair()
     return (
-        Link(UnixStream(ours), first),
-        Link(UnixStream(theirs), second),
+        Link(UnixStream(ours), first, any_size),
+        Link(UnixStream(theirs), second, any_size),
     )
 
 
@@ -73,7 +77,7 @@ async def test_a_system_that_has_no_room_ends_the_link_and_says_so(call: str) ->
 async def test_a_frame_that_the_peer_has_not_finished_is_no_frame() -> None:
     got: list[Frame] = []
     link, peer = await pair(got.append)
-    other = Link(_Kept(), lambda _: None)
+    other = Link(_Kept(), lambda _: None, any_size)
     other.post(1, b"whole")
     other.post(2, b"cut")
     peer.send(b"".join(bytes(part) for part in other._unsent)[:-1])

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,12 +16,12 @@ import msgspec
 import pytest
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.fleet.control import Ask, Control, Listening, Lost, Others
+from staged_pool.api.fleet.control import MOST_ORDER_BYTES, Ask, Control, Listening, Lost, Others
 from staged_pool.api.fleet.front import _Front
 from staged_pool.api.fleet.lines import Line, MissedLine, receive_line, send_line
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.unix_stream import UnixStream
-from staged_pool.stages.wire import frame
+from staged_pool.stages.wire import VERSION, frame
 
 pytestmark = pytest.mark.anyio
 
@@ -197,3 +198,21 @@ async def test_an_order_that_is_no_text_ends_the_control_line_with_its_reason() 
             await ours.send(part)
         with anyio.fail_after(60):
             assert "cannot be read" in await Control(theirs, {Ask: print}).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "raw", "says"),
+    [
+        (0, MOST_ORDER_BYTES + 1, 0, f"at most {MOST_ORDER_BYTES} are read"),
+        (0, 10, 1, "a block of arrays of 1 bytes in a frame of kind 0; at most 0 are read"),
+        (1, 10, 0, "the unknown kind 1"),
+    ],
+)
+async def test_an_order_that_is_too_large_ends_the_control_line_before_it_is_here(
+    kind: int, head: int, raw: int, says: str
+) -> None:
+    ours, theirs = await streams()
+    async with ours:
+        await ours.send(struct.pack("!BBIQ", VERSION, kind, head, raw))
+        with anyio.fail_after(60):
+            assert says in await Control(theirs, {}).run()

@@ -264,6 +264,53 @@ def test_a_sequence_beyond_the_limits_is_an_error(wrong: TokenSequence) -> None:
         arrives(wrong, TEXTS)
 
 
+# ---- in memory that the peer writes to ----
+
+
+def changing(memory: NDArray[np.uint8]) -> type[PayloadLimits]:
+    """Return limits whose checks are followed by a change of every number in the memory."""
+
+    class Changing(PayloadLimits):
+        def check_ids(self, ids: NDArray[np.int32]) -> None:
+            super().check_ids(ids)
+            memory[:] = 255
+
+    return Changing
+
+
+@given(lane=st.sampled_from(LANES[::2]), data=st.data())
+def test_a_number_of_a_payload_is_the_one_that_was_checked(
+    lane: tuple[PayloadLimits, Any], data: st.DataObject
+) -> None:
+    limits, payload = lane[0], data.draw(lane[1])
+    parts: list[Bytes] = []
+    packed = over_the_wire(pack_payload(payload, parts), PackedPayload)
+    memory = np.frombuffer(b"".join(parts), np.uint8).copy()
+    found = unpack_payload(packed, Block(memory), limits)
+    memory[:] = 255
+    numbers = ("ids", "kept", "chunks")
+    assert all(same(getattr(found, name), getattr(payload, name)) for name in numbers)
+
+    memory = np.frombuffer(b"".join(parts), np.uint8).copy()
+    fields = {name: getattr(limits, name) for name in type(limits).__slots__}
+    try:
+        found = unpack_payload(packed, Block(memory), changing(memory)(**fields))
+    except WireError:
+        return  # the lists behind the ids are wrong by then, and were checked after they were read
+    assert same(found.ids, payload.ids)  # type: ignore[union-attr]
+
+
+@given(values=sparse)
+def test_an_index_of_a_row_is_the_one_that_was_checked(values: SparseVector) -> None:
+    parts: list[Bytes] = []
+    packed = over_the_wire(pack_row({Output.SPARSE: values}, parts), PackedRow)
+    memory = np.frombuffer(b"".join(parts), np.uint8).copy()
+    found = unpack_row(packed, Block(memory))[Output.SPARSE]
+    memory[:] = 255
+    assert isinstance(found, SparseVector)
+    assert same(found.indices, values.indices)
+
+
 def test_no_sequence_is_one_of_a_lane_of_images_and_the_reverse() -> None:
     image = PreparedImage(picture((2, 2), np.uint8), frozenset({Output.DENSE}), 1)
     arrives(image, LONE)

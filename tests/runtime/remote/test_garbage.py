@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,12 +24,13 @@ from staged_pool.runtime.engine.open_front import run_front_engine
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import PackedIds, pack_row
 from staged_pool.runtime.remote.line import FrontLine, ModelsChanged
-from staged_pool.runtime.remote.messages import Kind, Message, ModelTerms, Welcome, encoded
+from staged_pool.runtime.remote.messages import MOST_HEAD_BYTES, Kind, Message, ModelTerms, Welcome, encoded
 from staged_pool.runtime.remote.port import Rings
 from staged_pool.runtime.remote.store import ArrayStore
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import EngineLoad
 from staged_pool.runtime.version import VERSION
+from staged_pool.stages import wire
 from staged_pool.stages.channel import ENDED
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.ring import open_memory
@@ -70,6 +72,11 @@ def items(**changed: Any) -> bytes:
     return plain(Kind.ITEMS, *(fields | changed).values(), raw=np.array([97, 98], np.int32).tobytes())
 
 
+def header(kind: Kind, head_bytes: int, raw_bytes: int = 0) -> bytes:
+    """Return the beginning of a frame, of which nothing more is sent."""
+    return struct.pack("!BBIQ", wire.VERSION, kind, head_bytes, raw_bytes)
+
+
 NO_UTF_8 = b"".join(map(bytes, frame(Kind.ADMIT, b"\x98\x01\x00\x01\xc0\xabinteractive\xa1\xff\xc0\xc2")))
 HELLO = data(messages.Hello(VERSION))
 COUNT = data(messages.Count(1, {"text": 1}))
@@ -106,6 +113,11 @@ async def say(desk: FrontDesk, sent: bytes, *, rings: bool = False, store: Array
         (plain(Kind.HELLO, "0.0.0-other"), f"this engine process runs {VERSION}"),
         (admit(), "sends a Admit message, which this end does not take"),
         (HELLO + b"\x01\x63" + bytes(12), "unknown kind 99"),
+        (HELLO + header(Kind.LEAVE, 1 << 29), "a head of 536870912 bytes in a frame of kind 11; at most 8388608 are"),
+        (HELLO + header(Kind.ITEMS, MOST_HEAD_BYTES + 1), "at most 8388608 are read"),
+        (HELLO + header(Kind.COUNT, 10, 1), "a block of arrays of 1 bytes in a frame of kind 6; at most 0 are read"),
+        (HELLO + header(Kind.WELCOME, 1 << 29), "sends a Welcome message, which this end does not take"),
+        (header(Kind.LEAVE, 10), "sends a Leave message, which this end does not take"),
         (HELLO + data(messages.Admitted(1)), "sends a Admitted message, which this end does not take"),
         (HELLO + plain(Kind.ADMIT, 1), "ADMIT frame that cannot be read"),
         (HELLO + plain(Kind.ADMIT, 1, 0, -1, None, "interactive", None, None, False), "cannot be read"),
@@ -274,6 +286,8 @@ async def hear(sent: bytes, use: Callable[[FrontLine, list[str]], Any] | None = 
         (data(Welcome("0.0.0-other", [])), "the engine process runs version 0.0.0-other"),
         (STATE, "sends a State message, which this end does not take"),
         (WELCOME + WELCOME, "sends a Welcome message, which this end does not take"),
+        (WELCOME + header(Kind.STATE, 1 << 29), "a head of 536870912 bytes in a frame of kind 13; at most 8388608"),
+        (WELCOME + header(Kind.ROWS, 10, (1 << 30) + 1), "a frame of 1073741835 bytes; at most 1073741824 are read"),
         (WELCOME + HELLO, "sends a Hello message, which this end does not take"),
         (WELCOME + data(messages.State(1, None, None, {}, NO_LOAD)), "a model 1, which does not exist"),
         (WELCOME + data(messages.State(-1, None, None, {}, NO_LOAD)), "STATE frame that cannot be read"),

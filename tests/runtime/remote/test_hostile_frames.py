@@ -22,7 +22,7 @@ from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, unpack_payload, unpack_row
 from staged_pool.runtime.remote.limits import PayloadLimits, RowLimits
 from staged_pool.runtime.remote.line import FrontLine, ModelsChanged
-from staged_pool.runtime.remote.messages import Message, Welcome, decoded, encoded
+from staged_pool.runtime.remote.messages import Message, Welcome, decoded, encoded, limits_of
 from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import Phase
 from staged_pool.runtime.version import VERSION
@@ -86,7 +86,7 @@ def test_the_messages_here_have_a_value_for_each_field() -> None:
 
 def read(frames: bytes) -> None:
     """Read frames to the last array, as both ends do."""
-    for one in FrameReader().feed(frames):
+    for one in FrameReader(limits_of).feed(frames):
         message = decoded(one.kind, one.head)
         if isinstance(message, messages.Items):
             block, limits = Block(one.raw), PayloadLimits.of(message.lane, BOTH_LANES, None)

@@ -15,7 +15,7 @@ import anyio.lowlevel
 import msgspec
 import trio
 
-from staged_pool.api.fleet.control import Order, Ready
+from staged_pool.api.fleet.control import Order, Ready, limits_of
 from staged_pool.api.fleet.lines import MissedLine
 from staged_pool.stages.changes import Changes
 from staged_pool.stages.wire import FrameReader
@@ -111,7 +111,7 @@ class Overheard(Held):
     def __init__(self, stream: SimStream, owner: Freezing, child: SimProcess) -> None:
         super().__init__(stream, owner)
         self._child = child
-        self._frames = FrameReader()
+        self._frames = FrameReader(limits_of)
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         data = await super().receive(max_bytes)
