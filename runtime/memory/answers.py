@@ -117,13 +117,13 @@ class AnswerMemory:
 
         Raises:
             TooLarge: The answer would not fit even if it were the only one.
-            Overloaded: Other answers hold too much.
+            Overloaded: Other answers hold too much, or the load of a model does.
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        needed, limit = numbers * self._number_bytes, self._account.limit_bytes
-        if self._is_patient and limit < needed <= ESTIMATE_ERROR * limit:
-            needed = limit
+        needed, most = numbers * self._number_bytes, self._account.most_bytes
+        if self._is_patient and most < needed <= ESTIMATE_ERROR * most:
+            needed = most
         if (error := self._grow(needed)) is not None:
             raise error
 
@@ -145,12 +145,10 @@ class AnswerMemory:
         needed, limit = self._numbers * self._number_bytes, self._account.limit_bytes
         if needed <= self.held_bytes:
             return None
-        if needed > limit:
-            return self._grow(needed)
-        error = self._grow(min(limit, needed + left * needed // self._rows))
+        error = self._grow(max(needed, min(limit, needed + left * needed // self._rows)))
         if isinstance(error, Overloaded):
             # The rest is a guess. Each further try has twice the room, so there are few of them.
-            self._least_bytes = min(limit, max(self._least_bytes, 2 * needed))
+            self._least_bytes = min(self._account.most_bytes, max(self._least_bytes, 2 * needed))
         return error
 
     async def gather(self, priority: Priority) -> None:
@@ -159,7 +157,7 @@ class AnswerMemory:
         A caller that waits never computes rows again and again, for which there is no room: see `Holding.gather`.
         """
         self._holding.give_back()
-        await self._holding.gather(min(self._least_bytes, self._account.limit_bytes), priority)
+        await self._holding.gather(min(self._least_bytes, self._account.most_bytes), priority)
 
     def keep(self, value: object, left: int = 0) -> None:
         """Count a value that is kept for the answer, with the others so far. The first ones take room for the rest.
@@ -170,7 +168,7 @@ class AnswerMemory:
 
         Raises:
             TooLarge: The answer would not fit even if it were the only one.
-            Overloaded: Other answers hold too much.
+            Overloaded: Other answers hold too much, or the load of a model does.
         """
         self._numbers += bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
         self._number_bytes = 1
@@ -186,7 +184,7 @@ class AnswerMemory:
         """
         size = bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
         held = self._account.hold(self._party)
-        await held.gather(min(size, self._account.limit_bytes), priority)
+        await held.gather(min(size, self._account.most_bytes), priority)
         return held
 
     def encoded(self, count: int) -> None:
@@ -201,16 +199,18 @@ class AnswerMemory:
 
     def _grow(self, needed: int) -> Overloaded | TooLarge | None:
         """Hold at least `needed` bytes, or return the reason why that cannot be."""
-        limit = self._account.limit_bytes
-        if needed > limit:
+        most = self._account.most_bytes
+        if needed > most:
             return TooLarge(
                 f"The answer would take about {needed // 10**6} MB of memory; the limit is "
-                f"{limit // 10**6} MB: send fewer inputs in a request, or shorter ones."
+                f"{most // 10**6} MB: send fewer inputs in a request, or shorter ones."
             )
         if needed <= self.held_bytes or self._holding.take(needed - self.held_bytes):
             return None
         self._least_bytes = max(self._least_bytes, needed)
         message = "The server is at its limit of memory for answers, which it holds until clients have read them."
+        if needed > self._account.limit_bytes:
+            message = "The server has too little memory for this answer until it has loaded a model."
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
 

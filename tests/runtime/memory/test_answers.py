@@ -56,6 +56,22 @@ def test_one_that_never_fits_is_told_so() -> None:
         AnswerMemory(ByteAccount(20_000_000), is_written=True).expect(1_000_000, in_answer=True)
 
 
+def test_an_answer_that_a_load_leaves_no_room_for_is_rejected_for_now() -> None:
+    account = ByteAccount(100 * WRITTEN_NUMBER_BYTES)
+    account.resize(20 * WRITTEN_NUMBER_BYTES, 80 * WRITTEN_NUMBER_BYTES)
+    for is_patient in (False, True):
+        with AnswerMemory(account, is_written=True, is_patient=is_patient) as memory:
+            with pytest.raises(Overloaded, match="until it has loaded a model"):
+                memory.expect(50, in_answer=True)
+            assert memory.lacks_room, "so a patient caller gathers it"
+            assert isinstance(memory.delivered(50), Overloaded)
+            with pytest.raises(TooLarge, match="send fewer inputs"):
+                memory.expect(201, in_answer=True)
+    account.resize(100 * WRITTEN_NUMBER_BYTES)
+    with AnswerMemory(account, is_written=True) as memory:
+        memory.expect(100, in_answer=True)
+
+
 @pytest.mark.parametrize(
     ("is_written", "in_answer", "number_bytes"),
     [
