@@ -133,6 +133,11 @@ class ByteAccount:
             return free >= 0
         return self._parties.get(party, 0) + count <= TIMES_FREE * free
 
+    def room(self, party: Hashable = None) -> int:
+        """Return the bytes that a party may take more, with room left for others. Nothing is reserved."""
+        free = self.limit_bytes - self.held_bytes
+        return max(0, (TIMES_FREE * free - self._parties.get(party, 0)) // (TIMES_FREE + 1))
+
     def _add(self, count: int, party: Hashable) -> None:
         self.held_bytes += count
         has = self._parties.get(party, 0) + count
@@ -255,6 +260,14 @@ class Holding:
         """Reserve `count` more bytes, if they fit. False: they do not, and nothing changed."""
         if not self._account.has_room(count, self._party):
             self._account.rejected += 1
+            return False
+        self.add(count)
+        return True
+
+    def take_alone(self, count: int) -> bool:
+        """Reserve `count` more bytes, if no other request holds any, and they fit."""
+        account = self._account
+        if account.held_bytes != self.held_bytes or account.held_bytes + count > account.limit_bytes:
             return False
         self.add(count)
         return True
