@@ -75,7 +75,7 @@ class RequestLimits:
         """Return the maximum bytes of a request's body; a path that needs no key has a small limit."""
         if self.is_upload(scope):
             return UPLOAD_BYTES
-        limit_bytes = min(self.config.body_limit_bytes, self._bodies.limit_bytes)
+        limit_bytes = min(self.config.body_limit_bytes, self._bodies.most_bytes)
         return min(limit_bytes, PROBE_BODY_BYTES) if is_open(scope) else limit_bytes
 
     def is_upload(self, scope: Scope) -> bool:

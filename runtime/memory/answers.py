@@ -29,7 +29,7 @@ WRITTEN_NUMBER_BYTES: Final = 21
 In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
 ESTIMATE_ERROR: Final = 2
-"""An estimate of the tokens of unusual texts may be too large by this factor."""
+"""An estimate of tokens, or of rows to come, may be too large by this factor."""
 
 KEPT_NUMBER_BYTES: Final = 17
 """Bytes of a kept number without its row, and of the same in JSON."""
@@ -53,6 +53,7 @@ class AnswerMemory:
 
     __slots__ = (
         "_account",
+        "_expected_bytes",
         "_holding",
         "_is_over",
         "_is_patient",
@@ -75,6 +76,8 @@ class AnswerMemory:
         self._is_patient = is_patient
         self._number_bytes = ROW_NUMBER_BYTES
         self._numbers = self._rows = 0
+        self._expected_bytes = 0
+        """Bytes that are held whatever the rows so far are: by an estimate, or gathered."""
         self._least_bytes = 0
         """Bytes that an earlier try has found to be needed, and did not get."""
         self._others: set[AnswerMemory] = set()
@@ -132,22 +135,24 @@ class AnswerMemory:
             in_answer: The numbers are the answer. False: a few numbers computed from them are.
 
         Raises:
-            TooLarge: The answer would not fit even if it were the only one.
-            Overloaded: Other answers hold too much.
+            TooLarge: By the estimate, the answer would not fit even if it were the only one.
+            Overloaded: Other answers hold too much, or the load of a model does.
         """
         if in_answer:
             self._number_bytes = WRITTEN_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
-        needed, limit = numbers * self._number_bytes, self._account.limit_bytes
-        if self._is_patient and limit < needed <= ESTIMATE_ERROR * limit:
-            needed = limit
+        needed, most = numbers * self._number_bytes, self._account.most_bytes
+        if self._is_patient and most < needed <= ESTIMATE_ERROR * most:
+            needed = most
         if (error := self._grow(needed)) is not None:
             raise error
+        self._expected_bytes = self.held_bytes
 
     def delivered(self, numbers: int, left: int = 0) -> Overloaded | TooLarge | None:
         """Count the numbers of a computed row. Returns an error if the answer no longer fits.
 
-        If there are more than was expected, as of a plugin that tells nothing before, room is taken for the rows to
-        come as well. So of several answers that do not fit together, one goes on, and others end early.
+        There may be more than was expected, as of a plugin that tells nothing before. Then room is taken for the rows
+        to come as well, by the mean of these, and some is left for others. So of several answers that do not fit
+        together, one goes on, and others end early. Each further row corrects the guess.
 
         Args:
             numbers: Count of numbers in the row.
@@ -158,15 +163,21 @@ class AnswerMemory:
 
     def _count(self, left: int) -> Overloaded | TooLarge | None:
         self._rows += 1
-        needed, limit = self._numbers * self._number_bytes, self._account.limit_bytes
-        if needed <= self.held_bytes:
+        needed, held = self._numbers * self._number_bytes, self.held_bytes
+        guess = needed + left * needed // self._rows
+        if needed <= held:
+            if (keeps := max(guess, self._expected_bytes) if left else needed) < held:
+                self._holding.set(keeps)
             return None
-        if needed > limit:
-            return self._grow(needed)
-        error = self._grow(min(limit, needed + left * needed // self._rows))
+        account = self._account
+        wanted = max(needed, min(guess, held + account.room(self._party)))
+        if needed <= account.most_bytes and min(guess, account.limit_bytes) > ESTIMATE_ERROR * wanted:
+            error: Overloaded | TooLarge | None = self._overloaded(needed)
+        else:
+            error = self._grow(wanted)
         if isinstance(error, Overloaded):
             # The rest is a guess. Each further try has twice the room, so there are few of them.
-            self._least_bytes = min(limit, max(self._least_bytes, 2 * needed))
+            self._least_bytes = min(account.most_bytes, max(self._least_bytes, 2 * needed))
         return error
 
     async def gather(self, priority: Priority) -> None:
@@ -175,7 +186,8 @@ class AnswerMemory:
         A caller that waits never computes rows again and again, for which there is no room: see `Holding.gather`.
         """
         self._holding.give_back()
-        await self._holding.gather(min(self._least_bytes, self._account.limit_bytes), priority)
+        await self._holding.gather(min(self._least_bytes, self._account.most_bytes), priority)
+        self._expected_bytes = self.held_bytes
 
     def keep(self, value: object, left: int = 0) -> None:
         """Count a value that is kept for the answer, with the others so far. The first ones take room for the rest.
@@ -186,7 +198,7 @@ class AnswerMemory:
 
         Raises:
             TooLarge: The answer would not fit even if it were the only one.
-            Overloaded: Other answers hold too much.
+            Overloaded: Other answers hold too much, or the load of a model does.
         """
         self._numbers += bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
         self._number_bytes = 1
@@ -202,7 +214,7 @@ class AnswerMemory:
         """
         size = bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
         held = self._account.hold(self._party)
-        await held.gather(min(size, self._account.limit_bytes), priority)
+        await held.gather(min(size, self._account.most_bytes), priority)
         return held
 
     def encoded(self, count: int) -> None:
@@ -219,16 +231,23 @@ class AnswerMemory:
 
     def _grow(self, needed: int) -> Overloaded | TooLarge | None:
         """Hold at least `needed` bytes, or return the reason why that cannot be."""
-        limit = self._account.limit_bytes
-        if needed > limit:
+        most = self._account.most_bytes
+        if needed > most:
             return TooLarge(
                 f"The answer would take about {needed // 10**6} MB of memory; the limit is "
-                f"{limit // 10**6} MB: send fewer inputs in a request, or shorter ones."
+                f"{most // 10**6} MB: send fewer inputs in a request, or shorter ones."
             )
-        if needed <= self.held_bytes or self._holding.take(needed - self.held_bytes):
+        more = needed - self.held_bytes
+        if more <= 0 or self._holding.take_alone(more) or self._holding.take(more):
             return None
+        return self._overloaded(needed)
+
+    def _overloaded(self, needed: int) -> Overloaded:
+        """Return the error of an answer that lacks room now, and note its bytes."""
         self._least_bytes = max(self._least_bytes, needed)
         message = "The server is at its limit of memory for answers, which it holds until clients have read them."
+        if needed > self._account.limit_bytes:
+            message = "The server has too little memory for this answer until it has loaded a model."
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
 

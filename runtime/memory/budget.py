@@ -7,14 +7,12 @@ Decodes wait in their threads.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
 
+from staged_pool.runtime.memory.decode_memory import DecodeMemory
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
@@ -52,13 +50,22 @@ class MemoryBudget:
         accounts = (self.bodies, self.answers, self.outcomes, self.decodes)
         return sum(account.held_bytes for account in accounts)
 
-    def resize(self, limit_bytes: int) -> None:
-        """Change the limit. Bytes above a new limit stay held, and nothing more is admitted until it fits."""
+    def resize(self, limit_bytes: int, lent_bytes: int = 0) -> None:
+        """Change the limit, in any thread. Bytes above it stay held, and nothing more is admitted until it fits.
+
+        Args:
+            limit_bytes: The new limit.
+            lent_bytes: Bytes that come back to it, once running loads have ended.
+        """
         self.limit_bytes = limit_bytes
-        self.bodies.limit_bytes = int(limit_bytes * SHARES["bodies"])
-        self.answers.limit_bytes = int(limit_bytes * SHARES["answers"])
-        self.outcomes.limit_bytes = int(limit_bytes * SHARES["outcomes"])
-        self.decodes.resize(int(limit_bytes * SHARES["decodes"]))
+        for name in SHARES:
+            limit, lent = int(limit_bytes * SHARES[name]), int(lent_bytes * SHARES[name])
+            getattr(self, name).resize(limit, lent)
+
+    def serve(self) -> None:
+        """Give waiting requests what new limits allow, on the event loop."""
+        for account in (self.bodies, self.answers, self.outcomes):
+            account.serve()
 
 
 class ByteAccount:
@@ -73,6 +80,8 @@ class ByteAccount:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self.lent_bytes = 0
+        """Bytes that running loads of models have of the limit, until they end."""
         self.held_bytes = 0
         """Bytes that all parties hold."""
         self.rejected = 0
@@ -85,6 +94,22 @@ class ByteAccount:
         """A turn of each party that waits, or has waited."""
         self._gathering: _Gathering | None = None
         """The one that gathers bytes now. The others in the queue hold none, so nobody waits for a waiter."""
+        self._served_bytes = limit_bytes
+        """The limit when waiting requests were served last."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The limit while no model is loaded. What needs more never fits."""
+        return self.limit_bytes + self.lent_bytes
+
+    def resize(self, limit_bytes: int, lent_bytes: int = 0) -> None:
+        """Change the limit, in any thread; see `MemoryBudget.resize`."""
+        self.limit_bytes, self.lent_bytes = limit_bytes, lent_bytes
+
+    def serve(self) -> None:
+        """Serve waiting requests if the limit has changed."""
+        if self._served_bytes != self.limit_bytes:
+            self._serve()
 
     @property
     def waiting(self) -> int:
@@ -107,6 +132,11 @@ class ByteAccount:
         if not self.held_bytes:
             return free >= 0
         return self._parties.get(party, 0) + count <= TIMES_FREE * free
+
+    def room(self, party: Hashable = None) -> int:
+        """Return the bytes that a party may take more, with room left for others. Nothing is reserved."""
+        free = self.limit_bytes - self.held_bytes
+        return max(0, (TIMES_FREE * free - self._parties.get(party, 0)) // (TIMES_FREE + 1))
 
     def _add(self, count: int, party: Hashable) -> None:
         self.held_bytes += count
@@ -140,6 +170,13 @@ class ByteAccount:
 
     def _serve(self) -> None:
         """Give free bytes to the one that gathers, then to others that wait."""
+        self._served_bytes = self.limit_bytes
+        if (turn := self._gathering) is not None and self._waits_for_load(turn):
+            self._gathering = None
+            turn.start_tags.clear()
+            self._queue.add(turn)
+            self._waiting[turn.tenant] = turn
+            turn.holding.give_back()
         while (turn := self._gathering or self._next()) is not None and self._fill(turn):
             self._gathering = None
             turn.done.set()
@@ -181,8 +218,14 @@ class ByteAccount:
         return turn
 
     def _may_gather(self, turn: _Gathering) -> bool:
-        """Return False for one that needs all while its own party holds some."""
+        """Return False for one that waits for a load or for others of its party."""
+        if self._waits_for_load(turn):
+            return False
         return turn.count <= _share(self.limit_bytes) or not self._parties.get(turn.tenant)
+
+    def _waits_for_load(self, turn: _Gathering) -> bool:
+        """Return True if only the end of a load gives it enough: it must hold up nobody until then."""
+        return self.lent_bytes > 0 and turn.count > self.limit_bytes
 
     def _firsts(self) -> list[_Gathering]:
         """Return the first turn of each party that waits."""
@@ -221,6 +264,14 @@ class Holding:
         self.add(count)
         return True
 
+    def take_alone(self, count: int) -> bool:
+        """Reserve `count` more bytes, if no other request holds any, and they fit."""
+        account = self._account
+        if account.held_bytes != self.held_bytes or account.held_bytes + count > account.limit_bytes:
+            return False
+        self.add(count)
+        return True
+
     async def gather(self, count: int, priority: Priority = Priority.INTERACTIVE) -> None:
         """Wait until the request holds `count` bytes. It holds none before, and none after a cancellation.
 
@@ -230,10 +281,10 @@ class Holding:
 
         A party that holds nothing need not wait for its turn: it may take of the rest, as if it did not wait. So no
         party starves behind one whose holdings never end. Only a request that needs more than seven eighths takes all.
-        It has its turn when its party holds nothing else.
+        It has its turn when its party holds nothing else. One that needs what a load has waits for the load's end.
 
         Args:
-            count: Bytes; at most the limit.
+            count: Bytes; at most `most_bytes` of the account.
             priority: Urgency of the request.
         """
         self._waits = True
@@ -287,56 +338,3 @@ class _Gathering:
     def batch_key(self) -> Hashable:
         """The party, by which the queue finds its first turn."""
         return self.tenant
-
-
-class DecodeMemory:
-    """Memory of image decodes. Thread-safe: threads wait in order until their decodes fit.
-
-    A decode that is alone always fits. So a small limit makes decodes run one by one, and blocks none for ever.
-
-    Args:
-        limit_bytes: Limit of all decodes together.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._changed = threading.Condition()
-        self._waiting: deque[object] = deque()
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._limit_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the running decodes."""
-        return self._held_bytes
-
-    def resize(self, limit_bytes: int) -> None:
-        """Change the limit, and wake the waiting threads."""
-        with self._changed:
-            self._limit_bytes = limit_bytes
-            self._changed.notify_all()
-
-    @contextmanager
-    def room(self, count: int) -> Iterator[None]:
-        """Wait until a decode of `count` bytes fits, and hold them during the block."""
-        place = object()
-        with self._changed:
-            self._waiting.append(place)
-            try:
-                self._changed.wait_for(lambda: self._waiting[0] is place and self._fits(count))
-                self._held_bytes += count
-            finally:
-                self._waiting.remove(place)
-                self._changed.notify_all()  # the next in the queue may fit, too
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held_bytes -= count
-                self._changed.notify_all()
-
-    def _fits(self, count: int) -> bool:
-        return not self._held_bytes or self._held_bytes + count <= self._limit_bytes

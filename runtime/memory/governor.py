@@ -157,7 +157,9 @@ class MemoryGovernor:
             self.limit_bytes = self._configured_bytes or self._machine.limit_bytes()
 
     def _fit_budget(self) -> None:
-        self.budget.resize(max(self._left_bytes - self.loading_bytes, LEAST_BUDGET_BYTES))
+        calm_bytes = max(self._left_bytes, LEAST_BUDGET_BYTES)
+        limit_bytes = max(self._left_bytes - self.loading_bytes, LEAST_BUDGET_BYTES)
+        self.budget.resize(limit_bytes, calm_bytes - limit_bytes)
 
     def rejection(self) -> Overloaded:
         """Return the error for requests under the pressure `REJECT`."""
@@ -187,6 +189,7 @@ class MemoryGovernor:
         """Check at intervals, until cancelled. A check that fails for lack of memory or threads is skipped."""
         while True:
             await anyio.sleep(CHECK_INTERVAL_S)
+            self.budget.serve()  # loads change it in threads
             try:
                 fullness = await anyio.to_thread.run_sync(self._machine.fullness, self.limit_bytes)
                 if self.update(fullness):

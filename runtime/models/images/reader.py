@@ -12,7 +12,8 @@ from typing import Any, Final, cast
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
-from staged_pool.runtime.memory.budget import DecodeMemory, MemoryBudget
+from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.decode_memory import DecodeMemory
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.exact_processor import read_exact
@@ -162,7 +163,7 @@ class ImageReader:
     def prepare(self, data: bytes, options: ImageOptions) -> Pixels:
         """Prepare an image without the cache, with options that are checked. Raises the errors of `read`."""
         encoded, target = self._open(data, options)
-        needed, had = self._memory(encoded, options), self._decodes.limit_bytes
+        needed, had = self._memory(encoded, options), self._decodes.most_bytes
         if needed > had:
             raise TooLarge(
                 f"The image has {encoded.size[1]} x {encoded.size[0]} pixels, and reading it takes {needed // 10**6} "

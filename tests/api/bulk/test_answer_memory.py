@@ -91,6 +91,27 @@ async def test_lines_that_fit_one_by_one_are_all_answered_without_computing_for_
         assert len(computed) <= 4 * lines * TEXTS, "a rejected line is computed again a few times at most"
 
 
+async def test_a_line_waits_for_the_end_of_a_load_that_leaves_too_little_for_it() -> None:
+    model, answers = LetterModel(EMBEDDER), list[BatchAnswer]()
+
+    async def ask() -> None:
+        answers.extend(await work.do([line(0)]))
+
+    async with working(model, LINE_BYTES * 2) as (work, account), anyio.create_task_group() as tasks:
+        account.resize(LINE_BYTES // 2, LINE_BYTES * 3 // 2)
+        tasks.start_soon(ask)
+        await until(lambda: account.waiting == 1 or bool(answers))
+        assert not answers
+        assert account.held_bytes == 0, "it holds up nobody"
+        computed = len(model.forwarded)
+        account.resize(LINE_BYTES * 2)
+        account.serve()  # as the governor does at each look
+        await until(lambda: bool(answers))
+        assert body_of(answers[0])["status_code"] == 200
+        assert computed <= TEXTS
+        answers[0].give_back()
+
+
 async def test_what_a_line_holds_is_known_until_it_is_written_and_given_back() -> None:
     async with working(LetterModel(EMBEDDER), 10**9) as (work, account):
         (answer,) = await work.do([line(0)])

@@ -125,6 +125,17 @@ async def test_a_body_that_can_never_fit_is_rejected_without_a_time_to_retry() -
         assert b"retry-after" not in answer.lower()
 
 
+@pytest.mark.anyio
+async def test_a_body_that_a_load_leaves_no_room_for_may_be_sent_again() -> None:
+    async with small_server() as served:
+        bodies = served.server.memory.budget.bodies
+        bodies.resize(SHARE // 4, 3 * SHARE // 4)
+        answer = await served.talk(announcing(SHARE // 2, ALICE))
+        assert statuses(answer) == [429]
+        assert b"retry-after" in answer.lower()
+        assert statuses(await served.talk(announcing(SHARE + 1, ALICE))) == [413]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

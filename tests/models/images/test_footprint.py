@@ -67,6 +67,8 @@ def test_an_image_that_needs_more_than_there_is_is_rejected(family_folder: Folde
         TooLarge, match=r"2000 x 1000 pixels, and reading it takes \d+ MB of memory: this server has 0 MB"
     ):
         reader.read(Image(encode(drawing(2000, 1000))))
+    budget.resize(2**20, 2**32)  # a model is loaded meanwhile, and the image is read alone
+    reader.read(Image(encode(drawing(2000, 1000))))
 
 
 def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) -> None:

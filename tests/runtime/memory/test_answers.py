@@ -56,6 +56,22 @@ def test_one_that_never_fits_is_told_so() -> None:
         AnswerMemory(ByteAccount(20_000_000), is_written=True).expect(1_000_000, in_answer=True)
 
 
+def test_an_answer_that_a_load_leaves_no_room_for_is_rejected_for_now() -> None:
+    account = ByteAccount(100 * WRITTEN_NUMBER_BYTES)
+    account.resize(20 * WRITTEN_NUMBER_BYTES, 80 * WRITTEN_NUMBER_BYTES)
+    for is_patient in (False, True):
+        with AnswerMemory(account, is_written=True, is_patient=is_patient) as memory:
+            with pytest.raises(Overloaded, match="until it has loaded a model"):
+                memory.expect(50, in_answer=True)
+            assert memory.lacks_room, "so a patient caller gathers it"
+            assert isinstance(memory.delivered(50), Overloaded)
+            with pytest.raises(TooLarge, match="send fewer inputs"):
+                memory.expect(201, in_answer=True)
+    account.resize(100 * WRITTEN_NUMBER_BYTES)
+    with AnswerMemory(account, is_written=True) as memory:
+        memory.expect(100, in_answer=True)
+
+
 @pytest.mark.parametrize(
     ("is_written", "in_answer", "number_bytes"),
     [
@@ -78,7 +94,49 @@ def test_rows_that_are_more_than_was_thought_are_counted_as_they_come() -> None:
     assert memory.held_bytes == 10 * RESULT_NUMBER_BYTES
     assert memory.delivered(90) is None
     assert memory.held_bytes == 100 * RESULT_NUMBER_BYTES
-    assert isinstance(memory.delivered(10), Overloaded), "an eighth is left to others"
+    with memory._account.hold("another") as other:
+        assert other.take(1)
+        assert isinstance(memory.delivered(10), Overloaded), "an eighth is left to others"
+    assert memory.delivered(10) is None, "it is the only one, and fits"
+    assert isinstance(memory.delivered(1), TooLarge)
+
+
+def test_room_for_rows_to_come_leaves_some_to_others_and_is_corrected_by_each_row() -> None:
+    account = ByteAccount(800)
+    with AnswerMemory(account, "a") as first, AnswerMemory(account, "b") as second:
+        assert first.delivered(100 // ROW_NUMBER_BYTES, 63) is None
+        assert first.held_bytes == 700, "what is guessed leaves an eighth"
+        assert second.delivered(40 // ROW_NUMBER_BYTES) is None
+        held = [first.held_bytes]
+        for left in range(62, 0, -1):
+            assert first.delivered(1, left) is None
+            held.append(first.held_bytes)
+        assert held == sorted(held, reverse=True)
+        assert first.delivered(1) is None
+        assert first.held_bytes == 100 + 63 * ROW_NUMBER_BYTES
+    assert account.held_bytes == 0
+
+
+def test_what_is_expected_or_gathered_is_kept_until_the_last_row() -> None:
+    account = ByteAccount(800)
+    with AnswerMemory(account, "a") as memory:
+        memory.expect(400 // ROW_NUMBER_BYTES, in_answer=False)
+        assert memory.delivered(1, 1) is None
+        assert memory.held_bytes == 400
+        assert memory.delivered(1) is None
+        assert memory.held_bytes == 2 * ROW_NUMBER_BYTES
+
+
+def test_a_guess_beyond_the_room_ends_an_answer_early_and_one_near_it_does_not() -> None:
+    account = ByteAccount(800)
+    with account.hold("another") as other, AnswerMemory(account, "a") as memory:
+        assert other.take(640)
+        assert isinstance(memory.delivered(40 // ROW_NUMBER_BYTES, 9), Overloaded)
+        assert memory.lacks_room
+        assert memory.held_bytes == 0
+        memory.begin()
+        assert memory.delivered(40 // ROW_NUMBER_BYTES, 4) is None
+        assert memory.held_bytes == 140
 
 
 def test_the_numbers_of_an_answer_follow_from_what_is_asked() -> None:

@@ -7,7 +7,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.memory.budget import ByteAccount, DecodeMemory, MemoryBudget
+from staged_pool.runtime.memory.budget import ByteAccount, MemoryBudget
+from staged_pool.runtime.memory.decode_memory import DecodeMemory
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 
 

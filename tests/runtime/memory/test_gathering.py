@@ -214,3 +214,27 @@ async def test_one_that_needs_all_bars_nobody_while_its_own_party_holds_somethin
         await until(lambda: waiting.order == ["good", "all"])
     waiting.holdings["all"].give_back()
     assert account.held_bytes == account.waiting == account._gathered_bytes == 0
+
+
+async def test_one_that_needs_what_a_load_has_holds_nothing_until_its_end() -> None:
+    account = ByteAccount(800)
+    first = account.hold("first")
+    assert first.take(640)
+    async with anyio.create_task_group() as tasks:
+        waiting = Gatherers(account, tasks)
+        await waiting.begin("large", 700)
+        assert waiting.holdings["large"].held_bytes == 140
+        account.resize(500, 300)
+        first.set(300)
+        assert waiting.holdings["large"].held_bytes == 0, "it was its turn, and it has stepped aside"
+        await waiting.begin("small", 100)
+        assert waiting.order == ["small"]
+        first.give_back()
+        waiting.holdings["small"].give_back()
+        await settle()
+        assert (waiting.order, account.held_bytes, account.waiting) == (["small"], 0, 1)
+        account.resize(800)
+        account.serve()
+        await until(lambda: waiting.order == ["small", "large"])
+    waiting.holdings["large"].give_back()
+    assert account.held_bytes == account.waiting == account._gathered_bytes == 0

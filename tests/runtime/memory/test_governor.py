@@ -25,6 +25,7 @@ from staged_pool.stages.errors import Overloaded
 from tests.support.logs import captured_logs
 from tests.support.model import LetterModel
 from tests.support.stages import batch_stages
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -233,3 +234,23 @@ async def test_an_engine_takes_less_and_then_nothing() -> None:
         saves.append(former.saves_memory)
         assert saves == [True, False]
         await engine.embed("answered again")
+
+
+async def test_those_who_wait_for_the_end_of_a_load_are_served_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.001)
+    governor = MemoryGovernor(machine=Figures(limit=8 * GIB, resident=GIB, full=0.125))
+    governor.measure()
+    answers = governor.budget.answers
+    calm, holding = answers.limit_bytes, answers.hold()
+    async with anyio.create_task_group() as tasks:
+        with governor.reserved(4 * GIB, "The weights of a"):
+            assert answers.limit_bytes < calm
+            assert answers.most_bytes == pytest.approx(calm, abs=2), "what comes back still counts"
+            tasks.start_soon(governor.watch)
+            tasks.start_soon(holding.gather, calm // 2 + GIB // 4)
+            await until(lambda: answers.waiting == 1)
+            assert answers.limit_bytes < calm // 2 + GIB // 4
+            assert holding.held_bytes == 0
+        await until(lambda: holding.held_bytes > 0)
+        tasks.cancel_scope.cancel()
+    assert (answers.limit_bytes, answers.most_bytes, answers.waiting) == (calm, calm, 0)

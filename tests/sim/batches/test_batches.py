@@ -123,8 +123,8 @@ KEPT: list[tuple[Callable[[], Any], Backend, int | dict[str, Any]]] = [
             1006555, 1006979, 1007328, 1009738, 1009796, 1009942,
         )
     ),
-    (_those_who_wait_take_the_last_eighth, "asyncio", _world_of(1000114, seed=10007)),
-    (_those_who_wait_take_the_last_eighth, "asyncio", _world_of(1000114, seed=10048)),
+    (_those_who_wait_take_the_last_eighth, "asyncio", _world_of(1000114, seed=10003)),
+    (_those_who_wait_take_the_last_eighth, "asyncio", _world_of(1000114, seed=10018)),
 ]  # fmt: skip
 """Worlds that have found a bug once, or their seeds, with what plants it again."""
 
