@@ -17,7 +17,7 @@ from staged_pool.api.bulk.opening import BATCH_WINDOW, TextFormats, job_files, o
 from staged_pool.api.bulk.text_work import TextWork
 from staged_pool.api.commands.batch_flags import Batch
 from staged_pool.api.commands.batch_sides import Side
-from staged_pool.api.signals import interrupts
+from staged_pool.runtime.machine.signals import interrupts
 from staged_pool.stages.exception_groups import single_errors
 
 

@@ -19,7 +19,7 @@ from staged_pool.api.bench.progress import show_progress
 from staged_pool.api.bench.table import failures, render
 from staged_pool.api.commands.process import run
 from staged_pool.api.commands.process_config import Backend
-from staged_pool.api.signals import interrupts
+from staged_pool.runtime.machine.signals import interrupts
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.exception_groups import single_errors
 

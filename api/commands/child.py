@@ -21,8 +21,8 @@ from staged_pool.api.commands.process_config import ProcessConfig
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fleet.names import ENGINE
 from staged_pool.api.fleet.processes import Files
-from staged_pool.api.signals import leave_the_end_to_the_supervisor, write_stacks_on_signals
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.machine.signals import leave_the_end_to_the_parent, write_stacks_on_signals
 from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ChildSettings:
 def main() -> None:
     """Run one child until it is told to end."""
     write_stacks_on_signals()
-    leave_the_end_to_the_supervisor()
+    leave_the_end_to_the_parent()
     settings: ChildSettings = pickle.load(sys.stdin.buffer)  # written by the parent of this process
     prepare_environment(offline=any(model.offline for model in settings.models))
     from staged_pool.api.commands import logs

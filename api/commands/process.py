@@ -15,7 +15,7 @@ import click
 from staged_pool.api.commands.process_config import Backend
 from staged_pool.api.commands.table import setting_named
 from staged_pool.api.process_memory import keep_freed_memory
-from staged_pool.api.signals import report_crashes, write_stacks_on_signals
+from staged_pool.runtime.machine.signals import report_crashes, write_stacks_on_signals
 from staged_pool.runtime.threads.openmp import spin_briefly
 from staged_pool.stages.errors import ConfigError, StagedPoolError
 

@@ -23,7 +23,7 @@ from staged_pool.api.fleet.reports import Reports
 from staged_pool.api.http.listener import SocketFile
 from staged_pool.api.http.server import EXIT_OVERDUE, OVERDUE_S
 from staged_pool.api.limits.server_state import GRACE_S
-from staged_pool.api.signals import end_signals
+from staged_pool.runtime.machine.signals import end_signals
 from staged_pool.stages.awake import Sleep, move_on_awake_after
 from staged_pool.stages.changes import Changes
 from staged_pool.stages.log import get_logger

@@ -30,7 +30,6 @@ from staged_pool.api.http.tls import server_context
 from staged_pool.api.limits.http_statistics import HttpStatistics
 from staged_pool.api.limits.server_state import GRACE_S, ServerState
 from staged_pool.api.process_memory import release_memory_of_loading, tune_garbage_collector
-from staged_pool.api.signals import end_signals, write_stacks_on_signals
 from staged_pool.api.tracing.opening import traces_of
 from staged_pool.api.tracing.tracer import Tracer
 from staged_pool.api.wire.model_admin import base_of
@@ -38,6 +37,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.engine_group import EngineGroup
 from staged_pool.runtime.engine.open import governor_for, open_engines
+from staged_pool.runtime.machine.signals import end_signals, write_stacks_on_signals
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.pipelines.file import PipelineFile, built_on
 from staged_pool.stages.awake import call_awake_after

@@ -15,13 +15,14 @@ from staged_pool.stages.errors import ConfigError
 _PROGRAM: Final = "staged_pool.runtime.workers.program"
 
 _GRACE_S: Final = 2.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds between the end of the pipe and SIGKILL."""
 
 
 class WorkerProcess:
     """A process that does one job at a time. One thread at a time may use it; any thread may kill or end it.
 
-    It runs in a session of its own: signals of a terminal go to the server alone.
+    It runs in a session of its own: signals of a terminal go to the server alone. It ends with its pipe, and so with
+    this process, however that ends.
 
     Only the end of its pipe tells that it is gone. A killed process has no exit code while one of its threads still
     ends, though its main thread reads nothing more.
@@ -96,8 +97,8 @@ class WorkerProcess:
         self._pipe.shut_down()
 
     def terminate(self) -> None:
-        """Ask the process to end."""
-        self._process.terminate()
+        """Let the process end: at once, unless its job holds the interpreter's lock."""
+        self._pipe.shut_down()
 
     def reap(self) -> None:
         """Wait for a dying process first, so that its exit code shows its own reason."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from staged_pool.runtime.workers.pipe import MEMORY_BYTES
 from staged_pool.runtime.workers.pool import Call, Machine, WorkerPool
 from staged_pool.runtime.workers.process import WorkerProcess
 from staged_pool.stages.errors import ConfigError, EngineStopped, TooLarge, UnusableMedia
+from tests.servers.preloaded import ROOT
 from tests.support.worker_processes import make_zombie, prepare_zombie, processes, replaced
 
 
@@ -368,6 +370,58 @@ def test_closing_ends_the_processes_and_whatever_they_do(tmp_path: Path) -> None
     with pytest.raises(EngineStopped):
         opened.call(("double", 1))
     replaced()
+
+
+SENT = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def test_signals_that_can_be_handled_cost_no_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A service manager sends them to all processes of a server that drains."""
+    before = processes()
+    with closing(WorkerPool("odd", Odd(), 1)) as opened:
+        (worker,) = processes() - before
+        for number in SENT:
+            os.kill(worker, number)  # while it is idle
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(opened.call, ("stay", tmp_path))
+            while not list(tmp_path.iterdir()):
+                assert not waiting.done()
+            with suppress(ProcessLookupError):  # the signals before have ended it
+                for number in SENT:
+                    os.kill(worker, number)
+            (tmp_path / "go").touch()
+            waiting.result(60)
+        assert opened.call(("pid", None)) == worker
+    assert "Current thread" in capfd.readouterr().err  # for SIGUSR1 and SIGUSR2
+
+
+HOLDER = """
+import os, signal, sys, threading
+from pathlib import Path
+from tests.runtime.workers.test_pool import Odd
+from staged_pool.runtime.workers.pool import WorkerPool
+from tests.support.worker_processes import processes
+
+pool, began = WorkerPool("odd", Odd(), 1), Path(sys.argv[1])
+threading.Thread(target=pool.call, args=(("touch", str(began)),), daemon=True).start()
+while not began.exists():
+    pass
+print(*processes(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_in_a_job_without_end_does_not_outlive_its_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "began")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        worker = int(holder.stdout.readline())
+        try:
+            holder.communicate(timeout=30)  # the worker has the same stderr, which ends with both of them
+        except subprocess.TimeoutExpired:
+            os.kill(worker, signal.SIGKILL)
+            raise
+    assert holder.returncode == -signal.SIGKILL
 
 
 def test_processes_end_with_the_pool_that_nobody_holds() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from staged_pool.api import signals
+from staged_pool.runtime.machine import signals
 from tests.servers.preloaded import ROOT
 
 PLACES = ("api", "runtime", "stages")
@@ -23,7 +23,7 @@ ENTRY_POINTS = {
     "staged_pool.api.commands.cli:main": "all commands; `process.run` sets the handlers of those with an event loop",
     "api/commands/child.py": "sets them first of all",
     "api/commands/reference.py": "prints a page of the documents, and ends",
-    "runtime/workers/program.py": "a worker of a pool: a signal ends it, and it is replaced",
+    "runtime/workers/program.py": "sets them first of all; its pipe ends it",
 }
 """All programs of the package, each with the way in which it handles signals."""
 
@@ -57,7 +57,7 @@ def test_handlers_are_set_in_one_place() -> None:
         and node.func.attr in SETTERS
         and ast.unparse(node.func.value) in {"signal", "anyio", "faulthandler", "loop", "asyncio.get_running_loop()"}
     }
-    assert setting == {"api/signals.py", *OTHER_SETTERS}
+    assert setting == {"runtime/machine/signals.py", *OTHER_SETTERS}
 
 
 def test_every_event_loop_of_a_command_runs_behind_the_handlers() -> None:
@@ -90,7 +90,7 @@ def handled(program: str, *sent: signal.Signals) -> int:
         return process.returncode
 
 
-RUNS = "from staged_pool.api import signals\n{}\nprint('begun', flush=True)\ninput()"
+RUNS = "from staged_pool.runtime.machine import signals\n{}\nprint('begun', flush=True)\ninput()"
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -99,10 +99,10 @@ def test_signals_that_ask_for_stacks_end_nothing(number: signal.Signals) -> None
     assert handled(RUNS.format(""), number) == -number, "without the handler they end the process"
 
 
-def test_a_child_leaves_signals_that_end_to_its_supervisor_and_passes_none_of_it_on() -> None:
+def test_a_child_leaves_signals_that_end_to_its_parent_and_passes_none_of_it_on() -> None:
     ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    assert handled(RUNS.format("signals.leave_the_end_to_the_supervisor()"), *ending) == 0
-    starting = "import subprocess, sys, signal; signals.leave_the_end_to_the_supervisor()\n"
+    assert handled(RUNS.format("signals.leave_the_end_to_the_parent()"), *ending) == 0
+    starting = "import subprocess, sys, signal; signals.leave_the_end_to_the_parent()\n"
     starting += "own = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
     starting += "own.send_signal(signal.SIGTERM); assert own.wait() == -signal.SIGTERM"
     assert handled(RUNS.format(starting)) == 0

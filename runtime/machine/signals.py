@@ -1,7 +1,7 @@
 """Signals of a process of ours: those that end it, and those that write stacks.
 
 Every entry point sets its handlers here and nowhere else: the command line, the children of a server of several
-processes, and a server that owns its process. A program that embeds an engine keeps its own.
+processes, worker processes, and a server that owns its process. A program that embeds an engine keeps its own.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def write_stacks_on_signals() -> None:
         _handle(name, _write_stacks)
 
 
-def leave_the_end_to_the_supervisor() -> None:
+def leave_the_end_to_the_parent() -> None:
     """Make the signals that end a process do nothing in a child.
 
-    The supervisor ends it by its control line. So a signal to all processes of a server at once ends them in their
-    order. No signal is set to be ignored: that would pass on to the processes that a child starts.
+    The supervisor ends it by its control line, and a pool its workers by their pipe. So a signal to all processes of a
+    server at once ends them in their order, and costs no request. No signal is set to be ignored: that would pass on to
+    the processes that a child starts.
     """
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         _handle(name, _do_nothing)
