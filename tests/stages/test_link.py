@@ -66,7 +66,7 @@ async def test_a_system_that_has_no_room_ends_the_link_and_says_so(call: str) ->
 
     setattr(Full, call, fail)
     ours, theirs = socket.socketpair()
-    link = Link(UnixStream(Full(fileno=ours.detach())), lambda _: None)
+    link = Link(UnixStream(Full(fileno=ours.detach())), lambda _: None, any_size)
     link.post(1, b"head")
     with anyio.fail_after(60):
         assert await link.run() == "the system has no room for it: No buffer space available"

@@ -158,7 +158,9 @@ SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
                 shutil.copy(folder / WEIGHTS, folder / name)
                 for name in ("model.fp16.safetensors", "consolidated.safetensors", "open_clip_model.safetensors")
             ],
-            lambda folder: [(folder / name).touch() for name in ("training_args.bin", "optimizer.pt", "rust_model.ot")],
+            lambda folder: [
+                (folder / name).write_bytes(b"") for name in ("training_args.bin", "optimizer.pt", "rust_model.ot")
+            ],
             lambda folder: write_json(folder / "generation_config.json", {}),
         ),
         plain_mean,
