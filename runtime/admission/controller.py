@@ -286,10 +286,14 @@ class Admission:
         self._delays.catch_up(reservation.request_class)
 
     def _too_late(self, lane: Lane, expected_s: float, request_class: RequestClass) -> LimitReached | None:
-        delay_s = expected_s + self._delays.lag_s(lane, request_class)
-        if delay_s <= DELAY_MARGIN * self._config.target_delay_s:
+        lag_s = self._delays.lag_s(lane, request_class)
+        delay_s, most_s = expected_s + lag_s, DELAY_MARGIN * self._config.target_delay_s
+        if delay_s <= most_s:
             return None
-        return LimitReached("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
+        parts = f"{expected_s:.3g} s for the work of the lane `{lane}` ahead of it and its own, and {lag_s:.3g} s by "
+        message = f"The server is overloaded: this request would take about {delay_s:.3g} s ({parts}"
+        more = f"which recent ones were later than predicted), and at most {most_s:.3g} s are accepted."
+        return LimitReached("delay", message + more, lane)
 
     def _reject(self, reached: LimitReached) -> Overloaded:
         """Count a rejected request, and return its error."""
