@@ -29,7 +29,7 @@ WRITTEN_NUMBER_BYTES: Final = 21
 In JSON a float32 has 12.2 bytes on average with its comma (vectors of length 1 and width 384)."""
 
 ESTIMATE_ERROR: Final = 2
-"""Factor by which an estimate of tokens, or of rows to come, may be too large."""
+"""Factor by which an estimate of tokens or of rows may be too large."""
 
 KEPT_NUMBER_BYTES: Final = 17
 """Bytes of a kept number without its row, and of the same in JSON."""
