@@ -13,6 +13,7 @@ from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects import (
     classify,
     cohere,
+    hub_entities,
     mixedbread,
     nim,
     ollama,
@@ -147,6 +148,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     read_rerank = partial(rerank.read_rerank, auto_truncate=auto_truncate)
     ranking = Task("Rerank (Score)", _scores, partial(read_rerank, version="1", kind="list"), rerank.read_rerank_lines)
     embed = partial(tei.read_embed, auto_truncate=auto_truncate)
+    entities = partial(hub_entities.read_entities, auto_truncate=auto_truncate)
     cutting = replace(
         embeddings,
         read=partial(openai.read_embeddings, cut=auto_truncate),
@@ -173,7 +175,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/classify": Task(
             "Classification", _gives(Output.LABELS), classify.read_classify, forms=True, narrow=zero_shot.narrowed
         ),
-        "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
+        "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), entities),
         "/score": scores,
         "/v1/score": scores,
         "/rerank": replace(

@@ -177,7 +177,7 @@ class AsyncClient(BaseClient):
                     return ServerAnswer(response.status_code, headers_of(response), body)
             return NoAnswer("timeout")
         except httpx.RequestError as error:
-            return failure(error)
+            return failure(error, self._settings)
 
     async def _open(self, opened: list[httpx.Response], attempt: Attempt) -> ServerAnswer | NoAnswer:
         """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
@@ -189,7 +189,7 @@ class AsyncClient(BaseClient):
             async with aclosing(response):
                 return ServerAnswer(response.status_code, headers_of(response), await response.aread())
         except httpx.RequestError as error:
-            return failure(error)
+            return failure(error, self._settings)
 
     async def _send(self, attempt: Attempt) -> httpx.Response:
         body = attempt.body or b""

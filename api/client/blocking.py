@@ -196,7 +196,7 @@ class Client(BaseClient):
                         return NoAnswer("timeout")
                 return ServerAnswer(response.status_code, headers_of(response), bytes(body))
         except httpx.RequestError as error:
-            return failure(error)
+            return failure(error, self._settings)
 
     def _open(self, opened: list[httpx.Response], attempt: Attempt) -> ServerAnswer | NoAnswer:
         """Send one attempt; the response of a result is appended to `opened`, with its body unread."""
@@ -208,7 +208,7 @@ class Client(BaseClient):
             with closing(response):
                 return ServerAnswer(response.status_code, headers_of(response), response.read())
         except httpx.RequestError as error:
-            return failure(error)
+            return failure(error, self._settings)
 
     def _send(self, attempt: Attempt) -> httpx.Response:
         request = self._http.build_request(

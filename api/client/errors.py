@@ -97,14 +97,19 @@ _OTHERS: Final[Mapping[int, Callable[[ErrorObject, float | None], StagedPoolErro
 }
 
 
-def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> StagedPoolError:
+def error_of(status: int, body: bytes, retry_after_s: float | None = None, location: str = "") -> StagedPoolError:
     """Return the error of an answer that is not a result.
 
     Args:
         status: HTTP status.
         body: Error object of any dialect, or anything else that a proxy has written.
         retry_after_s: `Retry-After` of the answer, in seconds.
+        location: Address that a redirect leads to.
     """
+    if 300 <= status < 400:  # a key is not for other servers
+        to = f" to {shortened(location)}" if location else ""
+        message = f"The server answered with a redirect{to} (status {status}), which is not followed; ask that address"
+        return ServerFailed(message, status=status)
     error, ours = _read_error(body)
     if not error.message:
         error.message = f"The server answered with status {status} and no reason"

@@ -168,7 +168,7 @@ def _failure(
     """Return the error of an outcome, its `Retry-After` in seconds, and if it is retryable."""
     if isinstance(outcome, ServerAnswer):
         after_s = retry_after_s(outcome.headers)
-        error = error_of(outcome.status, outcome.body, after_s)
+        error = error_of(outcome.status, outcome.body, after_s, outcome.headers.get("location", ""))
         sent_as = outcome.headers.get("x-request-id")
         error.add_note(f"{request.method} {request.path}: HTTP {outcome.status}, request id {sent_as or 'unknown'}")
         return error, after_s, outcome.status in _RETRIED

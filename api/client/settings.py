@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from random import random
 from typing import Any, Final, Literal
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -78,6 +79,14 @@ class Settings:
     @property
     def socket_path(self) -> str | None:
         return None if self.unix_socket is None else os.fspath(self.unix_socket)
+
+    def proxy_note(self) -> str:
+        """Return a hint for an error, if the environment sends requests through a proxy; else an empty text."""
+        url, variables = httpx.URL(self.base_url), getproxies()
+        name = next((name for name in (url.scheme, "all") if variables.get(name)), None)
+        if self.unix_socket is not None or name is None or proxy_bypass(url.host):
+            return ""
+        return f"; {name.upper()}_PROXY names a proxy: without one, put {url.host} into NO_PROXY"
 
     def deadline(self, timeout_s: float | None, now: float) -> float:
         """Return the deadline of a call that begins now.
@@ -156,11 +165,11 @@ class BaseClient(OwnNames, ABC):
         """Make the HTTP client."""
 
 
-def failure(error: httpx.RequestError) -> NoAnswer:
+def failure(error: httpx.RequestError, settings: Settings) -> NoAnswer:
     """Convert an httpx error before the answer to an outcome."""
     message = str(error) or type(error).__name__
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return NoAnswer("unreachable", message)
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+        return NoAnswer("unreachable", f"{message}{settings.proxy_note()}")
     return NoAnswer("timeout" if isinstance(error, httpx.TimeoutException) else "cut off", message)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
@@ -34,8 +35,17 @@ def prepare_environment(*, offline: bool) -> None:
     """Set the environment that libraries read at import, and how memory is allocated.
 
     Variables that the user has set stay.
+
+    Raises:
+        ConfigError: There is no temporary folder, which torch needs for its import.
     """
     report_crashes()
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            "no folder for temporary files can be written to: name one in the variable TMPDIR, or make room in /tmp"
+        ) from None
     keep_freed_memory()
     spin_briefly()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads

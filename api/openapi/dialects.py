@@ -1,4 +1,4 @@
-"""Answers and operations of the routes of Ollama, Voyage, NIM, Weaviate and Mixedbread."""
+"""Answers and operations of the routes of Ollama, Voyage, NIM, Weaviate, Mixedbread and the hub."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from staged_pool.api.openapi.served import Version
 from staged_pool.api.wire.dialects import mixedbread, nim, ollama, openai, voyage, weaviate
 
 Document: TypeAlias = str | dict[str, Any]
+
+
+class HubEntity(AnswerSchema):
+    """An entity, in the form of the hub."""
+
+    score: float
+    word: str
+    """The text of the entity."""
+    start: int
+    """Index of its first character."""
+    end: int
+    """Index behind its last character."""
+    entity_group: str | msgspec.UnsetType = msgspec.UNSET
+    """Its label."""
+    entity: str | msgspec.UnsetType = msgspec.UNSET
+    """Its label, with the aggregation strategy `none`."""
 
 
 class OllamaEmbeddings(AnswerSchema):

@@ -25,6 +25,7 @@ from staged_pool.api.openapi.plugin import PluginOutput
 from staged_pool.api.wire.dialects import (
     classify,
     cohere,
+    hub_entities,
     openai,
     pooling,
     rerank,
@@ -168,9 +169,11 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/classify_tokens": task(
         "Find entities",
         "Labels",
-        classify.ClassifyTokensBody,
-        answers.TextEntities,
+        (classify.ClassifyTokensBody, hub_entities.HubEntitiesBody),
+        (answers.TextEntities, list[dialects.HubEntity], list[list[dialects.HubEntity]]),
+        "With `inputs`, for the hub's client.",
         examples={
+            "hub": {"inputs": "Ada lives in Rome.", "parameters": {"aggregation_strategy": "simple"}},
             "entities": {"input": "Ada lives in Rome."},
             "tokens": {"input": "Ada lives in Rome.", "aggregation_strategy": "none"},
         },
@@ -194,6 +197,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
             *(list[answers.TeiRanked], dialects.WeaviateScores, answers.Scores, answers.Pooling, PluginOutput),
             *(answers.CohereEmbeddings, list[answers.LabelScore], list[list[answers.LabelScore]]),
             *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
+            *(answers.TextEntities, list[dialects.HubEntity], list[list[dialects.HubEntity]]),
         ),
         "For SageMaker. The fields of the body select the task, or its `task`: one of /pooling, score or rerank.",
         content_types=(*BINARY, NDJSON),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.load_progress import LoadProgress
 from staged_pool.runtime.models.folders.adapters import compose, find_adapter
 from staged_pool.runtime.models.folders.folder import read_folder
-from staged_pool.runtime.models.folders.local import local_folder
+from staged_pool.runtime.models.folders.local import local_folder, offline_variable
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
@@ -77,7 +76,7 @@ def check_model(config: EngineConfig) -> None:
         return
     folder = local_folder(config.model)
     if folder is None:
-        if config.offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        if config.offline or offline_variable():
             find_model(config)
     elif config.revision is not None:
         raise ConfigError(f"revision={config.revision!r}: only a hub id has revisions, and {config.model} is a folder")

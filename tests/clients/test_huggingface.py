@@ -66,3 +66,27 @@ def test_labels(server: Oracle, hub: Any, path: str) -> None:
             found = client.text_classification(TEXTS[0], top_k=top_k, **options)
             assert [each.label for each in found] == [wanted.labels[place] for place in order[:top_k]]
             assert_allclose([each.score for each in found], scores[order[:top_k]], atol=WITHIN)
+
+
+@pytest.mark.parametrize("path", ["/classify_tokens", "/m/tagger"])
+def test_entities(server: Oracle, hub: Any, path: str) -> None:
+    client = hub.InferenceClient(f"{server.url}{path}", token=KEY)
+    for strategy in (None, "none", "simple", "first", "average", "max"):
+        options = {} if strategy is None else {"aggregation_strategy": strategy}
+        (wanted,) = server("tagger", "classify_tokens", TEXTS[0], aggregation=strategy or "simple").entities
+        assert wanted, "the text has entities"
+        found = client.token_classification(TEXTS[0], **options)
+        labels = [each.entity if strategy == "none" else each.entity_group for each in found]
+        assert labels == [each.label for each in wanted]
+        assert [(each.start, each.end, each.word) for each in found] == [(e.start, e.end, e.text) for e in wanted]
+        assert_allclose([each.score for each in found], [each.score for each in wanted], atol=WITHIN)
+        left = client.token_classification(TEXTS[0], ignore_labels=["O", labels[0]], **options)
+        assert len(left) == len([label for label in labels if label != labels[0]])
+
+
+def test_parameters_of_entities_without_an_effect_are_named(server: Oracle, hub: Any) -> None:
+    client = hub.InferenceClient(f"{server.url}/classify_tokens", token=KEY)
+    with pytest.raises(hub.errors.HfHubHTTPError, match=r"parameters\.stride: is not supported"):
+        client.token_classification(TEXTS[0], stride=8)
+    with pytest.raises(hub.errors.HfHubHTTPError, match=r"parameters\.ignore_labels: expected `O`"):
+        client.token_classification(TEXTS[0], ignore_labels=[])

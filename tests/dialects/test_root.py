@@ -27,6 +27,7 @@ def test_an_embedder_gives_vectors_and_similarities(client_of: ClientOf) -> None
         ("ce-bert-1label", "/rerank", {"query": TEXTS[0], "texts": TEXTS}),
         ("ce-bert-1label", "/predict", {"inputs": [[TEXTS[0], TEXTS[1]]]}),
         ("splade-bert", "/embed_sparse", {"inputs": TEXTS}),
+        ("tokcls-ner", "/classify_tokens", {"inputs": TEXTS[0]}),
     ],
 )
 def test_the_kind_of_the_model_says_what_is_wanted(
@@ -34,6 +35,24 @@ def test_the_kind_of_the_model_says_what_is_wanted(
 ) -> None:
     client = client_of(kind)
     assert answer(client, "/", **body) == answer(client, path, **body)
+
+
+def test_entities_of_several_texts_are_lists(client_of: ClientOf) -> None:
+    client = client_of("tokcls-ner")
+    many = answer(client, "/", inputs=TEXTS)
+    for entities, text in zip(many, TEXTS, strict=True):
+        alone = answer(client, "/classify_tokens", inputs=text)
+        assert [each | {"score": 0} for each in alone] == [each | {"score": 0} for each in entities]
+        assert_allclose([each["score"] for each in alone], [each["score"] for each in entities], atol=1e-5)
+    assert answer(client, "/invocations", inputs=TEXTS[0])[0].keys() == {
+        "entity_group",
+        "score",
+        "word",
+        "start",
+        "end",
+    }
+    for wrong in ([1], [["a"]], 1):
+        assert rejection(client, "/", 422, inputs=wrong)["error_type"] == "Validation"
 
 
 def test_of_several_models_the_first_decides_what_the_fields_do_not(client_of: ClientOf) -> None:
@@ -49,5 +68,5 @@ def test_errors_are_in_its_words(client_of: ClientOf) -> None:
         "error_type": "Validation",
     }
     assert rejection(client, "/", 422, inputs=1)["error_type"] == "Validation"
-    assert rejection(client_of("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
+    assert rejection(client_of("colbert-pylate"), "/", 501, inputs="a")["error_type"] == "Backend"
     assert client.get("/").headers["content-type"].startswith("text/html")

@@ -57,7 +57,7 @@ def candidates(body: Body) -> tuple[str, ...]:
             if has_parameters(fields) or "candidate_labels" in names
             else ["/similarity"]
             if is_comparison
-            else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
+            else ["/embed", "/predict", "/embed_sparse", "/embed_all", "/classify_tokens"]
         )
     if not found:
         raise InvalidInput(
@@ -90,7 +90,10 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
         return "/predict"
     if json_decode.shape(fields["inputs"]) == (0, b"{"):
         return "/similarity"
-    paths = {Output.DENSE: "/embed", Output.LABELS: "/predict", Output.SPARSE: "/embed_sparse"}
+    paths = {
+        **{Output.DENSE: "/embed", Output.LABELS: "/predict", Output.SPARSE: "/embed_sparse"},
+        Output.TOKEN_LABELS: "/classify_tokens",
+    }
     found = (path for card in cards for output, path in paths.items() if output in card.outputs)
     return next(found, "/embed")
 

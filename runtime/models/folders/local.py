@@ -11,6 +11,14 @@ from typing import Final
 from staged_pool.stages.errors import ConfigError
 
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""Variables that forbid downloads. As for the hub's client, the first one that is set counts."""
+
+
+def offline_variable() -> str:
+    """Return the name of the variable that forbids downloads; empty if none does."""
+    name = next((name for name in _OFFLINE if os.environ.get(name)), "")
+    return name if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} else ""
 
 
 def local_folder(model: str) -> Path | None:

@@ -23,7 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from staged_pool.runtime.load_progress import LoadProgress
 from staged_pool.runtime.models.folders.download_bars import counting_bars
 from staged_pool.runtime.models.folders.foreign_formats import check_layout, describe_unreadable_weights
-from staged_pool.runtime.models.folders.local import local_folder
+from staged_pool.runtime.models.folders.local import local_folder, offline_variable
 from staged_pool.stages.errors import ConfigError
 
 DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
@@ -179,7 +179,8 @@ def _why_not_there(*, offline: bool) -> str:
     if offline:
         return "offline mode allows no download: leave --offline out, download it on a machine with a network"
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE allows no download: unset it, download it on a machine with a network"
+        variable = offline_variable() or "HF_HUB_OFFLINE"
+        return f"{variable} allows no download: unset it, download it on a machine with a network"
     return "the hub cannot be reached or rejects the request: download it on a machine with a network"
 
 

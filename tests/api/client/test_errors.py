@@ -7,7 +7,8 @@ import json
 import pytest
 
 from staged_pool.api import status
-from staged_pool.client.errors import ServerFailed, Unauthorized, error_of
+from staged_pool.client import Client, RetryPolicy
+from staged_pool.client.errors import ConnectionFailed, ServerFailed, Unauthorized, error_of
 from staged_pool.runtime.input_ranges import InputRange, with_input_range
 from staged_pool.stages import errors
 
@@ -60,6 +61,43 @@ def test_what_a_proxy_says_is_a_failure_with_its_status(status: int, body: bytes
     found = error_of(status, body)
     assert isinstance(found, ServerFailed)
     assert found.status == status
+
+
+def test_a_redirect_names_the_address_that_it_leads_to() -> None:
+    found = error_of(307, b"<html>", location="https://other.example/v1/embeddings")
+    assert isinstance(found, ServerFailed)
+    assert str(found) == (
+        "The server answered with a redirect to https://other.example/v1/embeddings (status 307), "
+        "which is not followed; ask that address"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "note"),
+    [
+        (
+            {"HTTP_PROXY": "http://127.0.0.1:9"},
+            "http://127.0.0.1:1",
+            "HTTP_PROXY names a proxy: without one, put 127.0",
+        ),
+        ({"ALL_PROXY": "http://127.0.0.1:9"}, "http://127.0.0.1:1", "ALL_PROXY names a proxy"),
+        ({"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}, "http://127.0.0.1:1", None),
+        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, "http://127.0.0.1:1", None),
+        ({}, "http://127.0.0.1:1", None),
+    ],
+)
+def test_a_proxy_of_the_environment_is_named_where_no_server_can_be_reached(
+    variables: dict[str, str], url: str, note: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with Client(url, retry=RetryPolicy(retries=0)) as client, pytest.raises(ConnectionFailed) as raised:
+        client.embed("a")
+    assert str(raised.value).startswith("The server cannot be reached: ")
+    assert (note in str(raised.value)) if note else ("PROXY" not in str(raised.value))
 
 
 def test_a_route_that_is_not_there_is_not_an_unknown_model() -> None:
