@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, overload
 
+from staged_pool.stages import foreign_file
+
 T = TypeVar("T")
 Content = bytes | bytearray | memoryview | str
 
 MOST_DEPTH: Final = 128
 """Lists and objects inside one another that foreign JSON may have. The libraries that write JSON allow 254."""
 
-MOST_BYTES: Final = 256 * 2**20
+MOST_BYTES: Final = foreign_file.MOST_BYTES
 """Bytes that foreign JSON may have, unless its reader has a limit of its own. Tokenizers have up to 40 MB."""
 
 ANY_SIZE: Final = 2**62
@@ -67,7 +69,8 @@ def decode(
     Raises:
         BadJson: The content is too large, nested too deeply, or no JSON. Other errors of `read` pass.
     """
-    check_size(len(content), most_bytes)
+    if len(content) > most_bytes:
+        raise BadJson(f"it has {len(content)} bytes, and {most_bytes} are allowed")
     if most_depth is not None:
         check_depth(content, most_depth)
     try:
@@ -80,16 +83,6 @@ def decode(
         # Some decoders tell the place in one text of the content only.
         where = f", from its byte {error.start + 1} on" if len(error.object) == len(content) else ""
         raise BadJson(f"it is not UTF-8{where}") from error
-
-
-def check_size(size: int, most_bytes: int = MOST_BYTES) -> None:
-    """Reject JSON of too many bytes, such as a file that is not read yet.
-
-    Raises:
-        BadJson: There are more than `most_bytes`.
-    """
-    if size > most_bytes:
-        raise BadJson(f"it has {size} bytes, and {most_bytes} are allowed")
 
 
 def check_depth(content: Content, most: int = MOST_DEPTH) -> None:

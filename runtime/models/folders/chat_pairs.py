@@ -9,6 +9,7 @@ from typing import Final
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import read_file
 
 _STRUCTURED_SIGNS: Final = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """Signs of a template that takes a message's content as a list: the heuristic of sentence-transformers."""
@@ -24,7 +25,8 @@ def chat_template(body: Path, *, root: Path) -> str | None:
         ConfigError: The file is not text.
     """
     try:
-        return (body / "chat_template.jinja").read_text(encoding="utf-8")
+        found = read_file(body / "chat_template.jinja").decode("utf-8")
+        return found.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import read_file
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -41,12 +42,11 @@ class JsonFile:
         """Read one file. None: the file does not exist.
 
         Raises:
-            ConfigError: It is not JSON, or its outermost value is not of type `kind`.
+            ConfigError: It is no regular file, too large or not JSON, or its outermost value is not of type `kind`.
         """
         name = str(path.relative_to(root))
         try:
-            foreign_json.check_size(path.stat().st_size)
-            content = foreign_json.decode(path.read_text(encoding="utf-8"))
+            content = foreign_json.decode(read_file(path).decode("utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
