@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, overload
 
-from staged_pool.stages import foreign_text
+from staged_pool.stages import foreign_file, foreign_text
 
 T = TypeVar("T")
 Content = bytes | bytearray | memoryview | str
@@ -21,7 +21,7 @@ Content = bytes | bytearray | memoryview | str
 MOST_DEPTH: Final = 128
 """Lists and objects inside one another that foreign JSON may have. The libraries that write JSON allow 254."""
 
-MOST_BYTES: Final = 256 * 2**20
+MOST_BYTES: Final = foreign_file.MOST_BYTES
 """Bytes that foreign JSON may have, unless its reader has a limit of its own. Tokenizers have up to 40 MB."""
 
 ANY_SIZE: Final = 2**62
@@ -73,7 +73,8 @@ def decode(
     Raises:
         BadJson: The content is too large, nested too deeply, or no JSON. Other errors of `read` pass.
     """
-    check_size(len(content), most_bytes)
+    if len(content) > most_bytes:
+        raise BadJson(f"it has {len(content)} bytes, and {most_bytes} are allowed")
     if most_depth is not None:
         check_depth(content, most_depth, line=line)
     try:
@@ -88,16 +89,6 @@ def decode(
         if isinstance(content, bytes | bytearray | memoryview):
             fault = foreign_text.fault_of(bytes(content), line=line)
         raise BadJson(fault or "it is not UTF-8") from error
-
-
-def check_size(size: int, most_bytes: int = MOST_BYTES) -> None:
-    """Reject JSON of too many bytes, such as a file that is not read yet.
-
-    Raises:
-        BadJson: There are more than `most_bytes`.
-    """
-    if size > most_bytes:
-        raise BadJson(f"it has {size} bytes, and {most_bytes} are allowed")
 
 
 def check_depth(content: Content, most: int = MOST_DEPTH, *, line: int = 1) -> None:

@@ -15,6 +15,7 @@ from staged_pool.runtime.plugins.processor import ModelInputs, PluginContext, Pl
 from staged_pool.runtime.requests import Image, Output
 from staged_pool.stages import foreign_json
 from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.foreign_file import BadFile, read_file
 
 _OUTPUTS: Final[Mapping[str, tuple[Output, ...]]] = {
     "plugin": (),
@@ -183,8 +184,8 @@ def _vllm_config(setup: PluginSetup) -> SimpleNamespace:
     card, settings = setup.card, {}
     if setup.folder is not None and (file := Path(setup.folder, "config.json")).exists():
         try:
-            settings = foreign_json.decode(file.read_bytes())
-        except (OSError, foreign_json.BadJson) as error:
+            settings = foreign_json.decode(read_file(file))
+        except (OSError, BadFile, foreign_json.BadJson) as error:
             raise ConfigError(f"{file}: cannot be read as JSON: {error}") from None
         if not isinstance(settings, dict):
             raise ConfigError(f"{file}: must hold an object")

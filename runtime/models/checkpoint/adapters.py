@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from staged_pool.runtime.models.checkpoint.name_patterns import fits_end
 from staged_pool.runtime.models.folders.adapters import ADAPTER, SETTINGS, WEIGHTS
+from staged_pool.runtime.models.folders.pickles import check_pickle
 from staged_pool.runtime.models.specs.json_file import JsonFile, shown
 from staged_pool.stages.errors import ConfigError
 
@@ -82,6 +83,7 @@ def read_tensors(folder: Path) -> Mapping[str, Tensor]:
     try:
         if safe.is_file():
             return load_file(safe)
+        check_pickle(pickled, pickled.name)
         found = torch.load(pickled, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise ConfigError(f"{(safe if safe.is_file() else pickled).name}: the weights are damaged: {error}") from error

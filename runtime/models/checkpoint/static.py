@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
+from staged_pool.runtime.models.folders.pickles import check_pickle
 from staged_pool.runtime.models.folders.static import STATIC_MODEL
 from staged_pool.runtime.models.folders.weight_files import weight_files
 from staged_pool.runtime.models.specs.json_file import JsonFile
@@ -144,7 +145,8 @@ def stored_tensors(body: Path) -> Mapping[str, Tensor]:
     return tensors
 
 
-def _bare_tensors(file: Any) -> dict[str, Tensor]:
+def _bare_tensors(file: Path) -> dict[str, Tensor]:
+    check_pickle(file, file.name)
     found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ValueError("the file holds more than tensors by name")

@@ -10,6 +10,7 @@ from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.pair_forms import PairTemplate
 from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import read_file
 
 _STRUCTURED_SIGNS: Final = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """Signs of a template that takes a message's content as a list: the heuristic of sentence-transformers."""
@@ -25,7 +26,8 @@ def chat_template(body: Path, *, root: Path) -> str | None:
         ConfigError: The file is not text.
     """
     try:
-        return foreign_text.decoded((body / "chat_template.jinja").read_bytes())
+        found = foreign_text.decoded(bytes(read_file(body / "chat_template.jinja")))
+        return found.replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:

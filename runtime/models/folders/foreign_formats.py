@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import MOST_BYTES, BadFile, check_file
 
 WEIGHT_FILES: Final = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -24,6 +25,9 @@ VOCABULARIES: Final = (
     "spm.model", "tekken.json",
 )  # fmt: skip
 """Vocabulary files that the tokenizer classes of transformers read; one of them is enough."""
+
+_WHOLE: Final = frozenset({".json", ".jinja", ".model"})
+"""Endings of files that are read whole, beside vocabularies."""
 
 _FORMATS: Final[tuple[tuple[str, str], ...]] = (
     ("*.gguf", "only weights in GGUF, the format of llama.cpp"),
@@ -73,11 +77,12 @@ MODULES: Final[Mapping[str, str]] = {
 
 
 def check_layout(path: Path) -> None:
-    """Reject a folder of another library.
+    """Reject a folder of another library, or with a file without an end.
 
     Raises:
-        ConfigError: Names the library or format, and what to do.
+        ConfigError: Names the library or format, and what to do; or the file, and its fault.
     """
+    _check_files(path)
     config = JsonFile.read(path / "config.json", root=path)
     if config is not None:
         _check_config(config)
@@ -123,10 +128,26 @@ def describe_unreadable_weights(names: Collection[str]) -> str | None:
     return None
 
 
+def _check_files(path: Path) -> None:
+    """Reject a pipe, a device, or a huge file that libraries read whole."""
+    for file in _two_deep(path):
+        is_whole = file.suffix in _WHOLE or file.name in VOCABULARIES
+        try:
+            if not file.is_dir():
+                check_file(file, MOST_BYTES if is_whole else None)
+        except BadFile as error:
+            raise ConfigError(f"{file.relative_to(path)}: cannot be read: {error}") from error
+        except OSError:
+            continue  # a link to nothing, such as of a file that the hub's cache does not have
+
+
+def _two_deep(path: Path) -> list[Path]:
+    return [*path.glob("*"), *path.glob("*/*")]
+
+
 def file_names(path: Path) -> list[str]:
     """Relative names of the files in a folder and its direct subfolders."""
-    two_deep = [*path.glob("*"), *path.glob("*/*")]
-    return sorted(str(file.relative_to(path).as_posix()) for file in two_deep if file.is_file())
+    return sorted(str(file.relative_to(path).as_posix()) for file in _two_deep(path) if file.is_file())
 
 
 def _check_config(config: JsonFile) -> None:

@@ -6,6 +6,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from staged_pool.stages.foreign_file import BadFile, open_file
+
 _READ_BYTES: Final = 64 * 1024
 _MATRYOSHKA_TAGS: Final = frozenset({"loss:MatryoshkaLoss", "loss:Matryoshka2dLoss"})
 """Tags that sentence-transformers gives a model trained with a Matryoshka loss."""
@@ -41,9 +43,9 @@ def is_embedding_model(folder: Path) -> bool:
 def model_card(folder: Path) -> str:
     """The first 64 KiB of the model card; empty if there is none."""
     try:
-        with (folder / "README.md").open("rb") as file:
+        with open_file(folder / "README.md", None) as file:
             return file.read(_READ_BYTES).decode(errors="replace").removeprefix("\ufeff")
-    except OSError:
+    except (OSError, BadFile):
         return ""
 
 

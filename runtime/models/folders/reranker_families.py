@@ -19,6 +19,7 @@ from staged_pool.runtime.models.folders.repository_names import repository_names
 from staged_pool.runtime.models.specs.model import LogitScoreSpec
 from staged_pool.runtime.models.specs.pair_forms import PairForm, PairPieces, PairTemplate
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import BadFile, read_file
 
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 """The instruction that Qwen3-Reranker was trained with."""
@@ -295,6 +296,6 @@ def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
     if config.get("model_type") != "qwen3":
         return False
     try:
-        return b'"<|im_start|>"' in (body / "tokenizer.json").read_bytes()
-    except OSError:
+        return b'"<|im_start|>"' in read_file(body / "tokenizer.json")
+    except (OSError, BadFile):
         return False

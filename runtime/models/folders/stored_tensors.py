@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Final
 import torch
 from safetensors import SafetensorError, safe_open
 
+from staged_pool.runtime.models.folders.pickles import ZIP, check_pickle
 from staged_pool.runtime.models.specs.lfs_pointer import POINTER, check_content
 from staged_pool.stages.errors import ConfigError
 
-_ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 
 _MOST_CHARACTERS: Final = 1024
@@ -77,9 +76,8 @@ def _read(path: Path, name: str) -> dict[str, StoredTensor]:
 
 def _read_pickle(path: Path, name: str, beginning: bytes) -> dict[str, StoredTensor]:
     """Read a pickle, and reject a file that torch did not write: neither a ZIP archive nor a bare pickle."""
-    if beginning.startswith(_ZIP):
-        if not zipfile.is_zipfile(path):
-            raise ConfigError(f"{name}: the weights are damaged: the file ends too early")
+    if beginning.startswith(ZIP):
+        check_pickle(path, name)
         found = _pickled(path)
         _check_repeats(found, path.stat().st_size, name)
         return {

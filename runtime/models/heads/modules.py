@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from staged_pool.runtime.models.folders.pickles import check_pickle
 from staged_pool.runtime.models.specs.layers import Projection
 from staged_pool.runtime.models.specs.lfs_pointer import check_fetched
 from staged_pool.runtime.models.specs.model import Dense, HeadModule, LayerNorm, OwnLayer
@@ -166,6 +167,7 @@ def _read_tensors(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stored:
             return {name: stored.get_tensor(name) for name in stored.keys() if names is None or name in names}  # noqa: SIM118
+    check_pickle(file, file.name)
     pickled = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(pickled, dict):
         raise ValueError(f"it holds a {type(pickled).__name__}, not tensors by name")

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from staged_pool.runtime.models.specs import lfs_pointer
 from staged_pool.stages import foreign_json, foreign_text
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.foreign_file import read_file
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -42,12 +43,11 @@ class JsonFile:
         """Read one file. None: the file does not exist.
 
         Raises:
-            ConfigError: It is not JSON, or its outermost value is not of type `kind`.
+            ConfigError: It is no regular file, too large or not JSON, or its outermost value is not of type `kind`.
         """
         name = str(path.relative_to(root))
         try:
-            foreign_json.check_size(path.stat().st_size)
-            stored = path.read_bytes()
+            stored = bytes(read_file(path))
             lfs_pointer.check_content(stored, name)
             content = foreign_json.decode(foreign_text.decoded(_without_mark(stored)))
         except FileNotFoundError:

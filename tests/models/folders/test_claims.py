@@ -138,7 +138,7 @@ def test_a_pickle_that_grows_when_it_is_unpacked_is_refused(copy: TinyFolder, tm
             small.writestr(entry.filename, plain.read(entry))
     (tmp_path / "small").replace(file)
     assert file.stat().st_size < 3_000_000
-    assert f"pytorch_model.bin: {name} has 3000000 values, more than the file's" in refusal(folder)
+    assert "pytorch_model.bin: its entries unpack to 1" in refusal(folder)
 
 
 def test_layers_up_to_a_few_may_share_their_weights() -> None:
