@@ -44,6 +44,9 @@ ARRAY_BYTES_PER_TOKEN: Final = 4096
 
 NUMBER_BYTES: Final = 4
 
+MOST_ARRAY_BYTES: Final = 2**62
+"""No array has more bytes. A row that says so is none."""
+
 log = get_logger("staged_pool.plugins")
 
 
@@ -52,11 +55,8 @@ class PluginItem:
     """A model input of a plugin with a forward of its own. As a row, its value is the result."""
 
     value: Any
-
-    @property
-    def numbers(self) -> int:
-        """Count of numbers of 4 bytes in an array; 0 for other values."""
-        return _array_bytes(self.value) // NUMBER_BYTES
+    numbers: int = 0
+    """Count of numbers of 4 bytes in a row that is an array; 0 for other values."""
 
 
 class _Nothing:
@@ -186,7 +186,18 @@ class PluginModel:
         if len(rows) != len(payloads):
             more = " or more" if len(rows) > len(payloads) else ""
             raise self._failed("forward", f"returned {len(rows)}{more} rows for {len(payloads)} model inputs")
-        return [PluginItem(row) for row in rows]
+        return [self._row(row) for row in rows]
+
+    def _row(self, row: object) -> PluginItem | StagedPoolError:
+        """Return a row with its count of numbers: a row that fails to tell it fails alone."""
+        try:
+            with user_code():
+                return PluginItem(row, _array_bytes(row) // NUMBER_BYTES)
+        except Exception as error:
+            if isinstance(error, StagedPoolError) or is_out_of_memory(error):
+                raise
+            log.error("plugin.failed", plugin=self.host.name, hook="forward", items=1, exc_info=error)
+            return self._failed("forward", f"returned a row that fails ({kind_of(error)})")
 
     def _failed(self, hook: str, fault: str) -> PluginFailed:
         name = self.host.name
@@ -249,8 +260,9 @@ def _unused(rows: Sequence[object], tokens: int) -> object:
 
 
 def _array_bytes(value: object) -> int:
+    """Return the bytes of an array, within the boundary to user code; 0 for other values."""
     size = getattr(value, "nbytes", 0)
-    return size if isinstance(size, int) else 0
+    return size if isinstance(size, int) and 0 <= size <= MOST_ARRAY_BYTES else 0
 
 
 def _outputs(host: PluginHost, card: ModelCard) -> Sequence[Output]:
