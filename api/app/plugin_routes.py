@@ -117,7 +117,12 @@ class PluginRoutes:
         request_id = f"pooling-{call.own_request_id or choice.request_id or call.request_id}"
         content = await engine.submit_data(
             partial(plugin.read_data, body),
-            partial(plugin.encode_output, plugin=engine.card.name, request_id=request_id),
+            partial(
+                plugin.encode_output,
+                plugin=engine.card.name,
+                request_id=request_id,
+                most_bytes=self._registry.answers.most_bytes,
+            ),
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
             timeline=call.timeline,

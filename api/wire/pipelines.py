@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
-import orjson
 
 from staged_pool.api.status import problem
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.chunked_json import Pieces, dump, dump_any, pieces_of
+from staged_pool.api.wire.chunked_json import Pieces, dump, pieces_of
 from staged_pool.api.wire.exchange import Body, usage_fields
 from staged_pool.api.wire.images import ContentPart
+from staged_pool.api.wire.user_values import write_value
 from staged_pool.runtime.pipelines.items import ItemError, Outcome, PipelineResult
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StageFailed
@@ -47,21 +48,21 @@ def _content(value: object, where: str, index: int | None = None) -> object:
 
 def encode_result(result: PipelineResult, *, pipeline: str, request_id: str) -> Pieces:
     """Write the answer: items and errors in their order."""
-    return _dumped(
-        {
+    return write_value(
+        lambda: {
             **_head(pipeline, request_id),
             "items": [_outcome(item) for item in result.items],
             "errors": [_outcome(error) for error in result.errors],
             "usage": usage_fields(result.usage),
         },
-        pipeline,
+        partial(_failure, pipeline),
     )
 
 
 def encode_lines(outcomes: Iterable[Outcome], *, pipeline: str) -> bytes:
     """Write a line for each outcome."""
-    lines = (piece for outcome in outcomes for piece in (*pieces_of(_dumped(_outcome(outcome), pipeline)), b"\n"))
-    return b"".join(lines)
+    lines = (write_value(partial(_outcome, outcome), partial(_failure, pipeline)) for outcome in outcomes)
+    return b"".join(piece for line in lines for piece in (*pieces_of(line), b"\n"))
 
 
 def encode_last(tokens: int, *, pipeline: str, request_id: str) -> bytes:
@@ -104,9 +105,5 @@ def _plain(value: object) -> object:
     return value
 
 
-def _dumped(value: object, pipeline: str) -> Pieces:
-    try:
-        return dump_any(value)
-    except orjson.JSONEncodeError as error:
-        message = f"The output of the pipeline `{pipeline}` is no JSON: {error}."
-        raise StageFailed(message, stage="output") from None
+def _failure(pipeline: str, fault: str) -> StageFailed:
+    return StageFailed(f"The output of the pipeline `{pipeline}` {fault}.", stage="output")

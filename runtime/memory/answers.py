@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Hashable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Final
 
-import numpy as np
-
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.memory.budget import ByteAccount, Holding
+from staged_pool.runtime.memory.value_bytes import bytes_of, plain_bytes
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Overloaded, TooLarge
+from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.user_code import user_code
 
 ROW_NUMBER_BYTES: Final = 4
 """Bytes of a number in a row: a float32. For answers that are small beside their rows, such as scores."""
@@ -189,32 +190,54 @@ class AnswerMemory:
         await self._holding.gather(min(self._least_bytes, self._account.most_bytes), priority)
         self._expected_bytes = self.held_bytes
 
-    def keep(self, value: object, left: int = 0) -> None:
+    async def bytes_of(self, value: object, offload: Offload) -> int:
+        """Estimate the bytes of a user's value that is kept for the answer.
+
+        Values that are large, or of classes of users, are counted in a thread.
+
+        Args:
+            value: The value; see `value_bytes.bytes_of`.
+            offload: Runs the count.
+
+        Raises:
+            Exception: A method of the value has raised it, or a `Panic` stands for that.
+        """
+        number_bytes = KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES
+        if (count := plain_bytes(value, number_bytes)) is not None:
+            return count
+        async with user_code():
+            return await offload(partial(bytes_of, number_bytes=number_bytes, most=self._account.most_bytes), value)
+
+    def keep(self, count: int, left: int = 0) -> None:
         """Count a value that is kept for the answer, with the others so far. The first ones take room for the rest.
 
         Args:
-            value: The value; see `bytes_of`.
+            count: Its bytes; see `bytes_of`.
             left: Values of the answer that are still to come.
 
         Raises:
             TooLarge: The answer would not fit even if it were the only one.
             Overloaded: Other answers hold too much, or the load of a model does.
         """
-        self._numbers += bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        self._numbers += count
         self._number_bytes = 1
         if (error := self._count(left)) is not None:
             raise error
 
-    async def part(self, value: object, priority: Priority) -> Holding:
+    async def part(self, count: int, priority: Priority) -> Holding:
         """Wait for room for a value beside the others, and hold it. The caller gives it back.
 
         Args:
-            value: The value; see `bytes_of`.
+            count: Its bytes; see `bytes_of`.
             priority: Urgency of the request.
+
+        Raises:
+            TooLarge: It would not fit even if it were the only one.
         """
-        size = bytes_of(value, KEPT_NUMBER_BYTES if self._is_written else RESULT_NUMBER_BYTES)
+        if count > self._account.most_bytes:
+            raise self._too_large(count)
         held = self._account.hold(self._party)
-        await held.gather(min(size, self._account.most_bytes), priority)
+        await held.gather(count, priority)
         return held
 
     def encoded(self, count: int) -> None:
@@ -231,16 +254,18 @@ class AnswerMemory:
 
     def _grow(self, needed: int) -> Overloaded | TooLarge | None:
         """Hold at least `needed` bytes, or return the reason why that cannot be."""
-        most = self._account.most_bytes
-        if needed > most:
-            return TooLarge(
-                f"The answer would take about {needed // 10**6} MB of memory; the limit is "
-                f"{most // 10**6} MB: send fewer inputs in a request, or shorter ones."
-            )
+        if needed > self._account.most_bytes:
+            return self._too_large(needed)
         more = needed - self.held_bytes
         if more <= 0 or self._holding.take_alone(more) or self._holding.take(more):
             return None
         return self._overloaded(needed)
+
+    def _too_large(self, needed: int) -> TooLarge:
+        return TooLarge(
+            f"The answer would take about {needed // 10**6} MB of memory; the limit is "
+            f"{self._account.most_bytes // 10**6} MB: send fewer inputs in a request, or shorter ones."
+        )
 
     def _overloaded(self, needed: int) -> Overloaded:
         """Return the error of an answer that lacks room now, and note its bytes."""
@@ -249,32 +274,6 @@ class AnswerMemory:
         if needed > self._account.limit_bytes:
             message = "The server has too little memory for this answer until it has loaded a model."
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
-
-
-def bytes_of(value: object, number_bytes: int) -> int:
-    """Estimate the memory of a value, such as the output of a function.
-
-    Args:
-        value: Arrays, texts, numbers, and containers and dataclasses of them. Anything else counts as one number.
-        number_bytes: Bytes of a number.
-    """
-    count, left = 0, [value]
-    while left:
-        match each := left.pop():
-            case np.ndarray():
-                count += each.size * number_bytes
-            case str() | bytes() | bytearray():
-                count += len(each)
-            case Mapping():
-                left += each.keys()
-                left += each.values()
-            case list() | tuple() | set() | frozenset():
-                left += each
-            case _ if is_dataclass(each) and not isinstance(each, type):
-                left += (getattr(each, part.name) for part in fields(each))
-            case _:
-                count += number_bytes
-    return count
 
 
 def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCard) -> int:

@@ -19,7 +19,7 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.user_code import kind_of
+from staged_pool.stages.user_code import kind_of, user_code
 
 PIPELINE: Final = "the window of the pipeline"
 """Stage of a request, none of whose items is in a stage."""
@@ -62,6 +62,15 @@ def failure_of(error: StagedPoolError, item: Moving, stage: str) -> StagedPoolEr
     if not is_of_item(error):
         return error
     where = f"Item {item.index}, stage {stage}: "
+    try:
+        with user_code():  # its class may be of a user, and fail in its methods
+            return _placed(error, where, item)
+    except Exception as failed:
+        log.error("pipeline.function_failed", stage=stage, exc_info=failed)
+        return StageFailed(f"{where}{kind_of(error)}.", stage=stage)
+
+
+def _placed(error: StagedPoolError, where: str, item: Moving) -> StagedPoolError:
     if isinstance(error, InvalidInput):
         error = error.with_prefix(where)
         error.param = "data"

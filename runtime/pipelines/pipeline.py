@@ -78,7 +78,8 @@ class Pipeline:
         self._clock = clock
         self._window = Window(name, window)
         self._threads = FunctionThreads(FUNCTION_THREADS)
-        self._stages = build_stages(stages, engines or {}, window=window, offload=offload or self._threads)
+        self._offload = offload or self._threads
+        self._stages = build_stages(stages, engines or {}, window=window, offload=self._offload)
         self._segments = _segments(self._stages)
         self._best = [stage.declared.top_k for stage in self._stages if stage.declared.top_k is not None]
         self._output = output_of(output, [stage.name for stage in self._stages])
@@ -133,12 +134,12 @@ class Pipeline:
         outcomes: list[tuple[tuple[int, ...], Outcome]] = []
         count = 0
 
-        async def give(order: tuple[int, ...], outcome: Outcome) -> None:
+        async def give(order: tuple[int, ...], outcome: Outcome, size: int) -> None:
             if answer is not None:
-                answer.keep(outcome, left=max(0, count - len(outcomes) - 1))
+                answer.keep(size, left=max(0, count - len(outcomes) - 1))
             outcomes.append((order, outcome))
 
-        entered = self._entered(data, give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
+        entered = self._entered(data, give, answer, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace)
         with entered as (run, items):
             count = min([len(items), *self._best]) if isinstance(items, Sequence) else 0
             await run.run(items)
@@ -185,7 +186,7 @@ class Pipeline:
         unread = Window("unread", self._window.limit)
         stream = ItemStream(unread, answer, arguments.priority(priority))
         entered = self._entered(
-            data, stream.give, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
+            data, stream.give, answer, timeout_s=timeout_s, priority=priority, tenant=tenant, trace=trace, unread=unread
         )
         with entered as (run, items):
             async with stream.filled_by(run, items):
@@ -205,6 +206,7 @@ class Pipeline:
         self,
         data: object,
         give: Give,
+        answer: AnswerMemory | None,
         *,
         timeout_s: float,
         priority: Priority | str,
@@ -222,6 +224,7 @@ class Pipeline:
             fields=fields,
             output=self._output,
             give=give,
+            bytes_of=None if answer is None else lambda value: answer.bytes_of(value, self._offload),
             deadline=self._clock() + timeout_s,
             clock=self._clock,
             priority=urgency,

@@ -25,8 +25,19 @@ from staged_pool.stages.user_code import Panic, user_code
 
 T = TypeVar("T")
 
-Give: TypeAlias = Callable[[tuple[int, ...], Outcome], Awaitable[None]]
-"""Takes the outcome of an item, with its place in the order of the answer. Raises `StagedPoolError` without memory."""
+Give: TypeAlias = Callable[[tuple[int, ...], Outcome, int], Awaitable[None]]
+"""Takes the outcome of an item, its place in the answer, and its bytes.
+
+Raises `StagedPoolError` without memory."""
+
+BytesOf: TypeAlias = Callable[[object], Awaitable[int]]
+"""Counts the bytes of a value, which may be of a class of users; see `AnswerMemory.bytes_of`."""
+
+OUTCOME_BYTES: Final = 256
+"""Bytes of an outcome beside its value: itself, and its places in JSON."""
+
+ERROR_BYTES: Final = 1024
+"""Bytes of an error as the outcome of an item. Messages repeat little of what callers send."""
 
 
 @dataclass(slots=True)
@@ -52,6 +63,7 @@ class PipelineRun:
         fields: Fields of the request.
         output: Makes the output of an item from its values.
         give: Takes the outcome of each item.
+        bytes_of: Counts the bytes of its output. None: nobody needs to know.
         deadline: Time after which nobody waits, on the clock.
         clock: Returns the time in seconds.
         priority: Urgency of the request.
@@ -69,6 +81,7 @@ class PipelineRun:
         fields: Mapping[str, object],
         output: Callable[[Moving], object],
         give: Give,
+        bytes_of: BytesOf | None,
         deadline: float,
         clock: Callable[[], float],
         priority: Priority,
@@ -89,6 +102,7 @@ class PipelineRun:
         self._fields = fields
         self._output = output
         self._give = give
+        self._bytes_of = bytes_of
         self._deadline = deadline
         self._clock = clock
         self._unread = unread
@@ -221,18 +235,18 @@ class PipelineRun:
             self._window.leave()
         if outcome is not None:
             try:
-                await self._give(outcome[0].order, outcome[1])
+                await self._give(*outcome)
             except StagedPoolError as error:  # there is no memory for it
                 self.fail(error)
         elif self._unread is not None:
             self._unread.leave()
 
-    async def _outcome(self, item: Moving, place: int, way: _Way) -> tuple[Moving, Outcome] | None:
-        """Return an item behind the stages, with its outcome; None if it has none, or not yet."""
+    async def _outcome(self, item: Moving, place: int, way: _Way) -> tuple[tuple[int, ...], Outcome, int] | None:
+        """Take an item through the stages, and return what `Give` takes; None if there is no outcome, or not yet."""
         for at, stage in enumerate(way.stages[place:], place):
             moved = await self._through(stage, item)
             if isinstance(moved, ItemError):
-                return item, moved
+                return item.order, moved, OUTCOME_BYTES + ERROR_BYTES
             if not moved:
                 return None
             item, *others = moved
@@ -244,10 +258,11 @@ class PipelineRun:
         try:
             with user_code():  # values of users may have fields that raise
                 value = self._output(item)
+            size = OUTCOME_BYTES + (0 if self._bytes_of is None else await self._bytes_of(value))
         except Exception as error:  # noqa: BLE001  # as above
             self.fail(failure_of(failure_by(error, "The output", OUTPUT), item, OUTPUT))
             return None
-        return item, PipelineItem(index=item.index, parts=item.parts, value=value)
+        return item.order, PipelineItem(index=item.index, parts=item.parts, value=value), size
 
     async def _through(self, stage: BuiltStage, item: Moving) -> Sequence[Moving] | ItemError:
         """Take an item through one stage. Returns what becomes of it; nothing if it vanishes."""

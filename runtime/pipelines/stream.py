@@ -44,9 +44,9 @@ class ItemStream(AsyncIterator[Outcome]):
         self.usage = Usage(0)
         """Tokens that the request used; known at the end of the iteration."""
 
-    async def give(self, order: tuple[int, ...], outcome: Outcome) -> None:
-        """Keep an outcome for the reader, once there is memory for it."""
-        held = None if self._answer is None else await self._answer.part(outcome, self._priority)
+    async def give(self, order: tuple[int, ...], outcome: Outcome, size: int) -> None:
+        """Keep an outcome of some bytes for the reader, once there is memory for it."""
+        held = None if self._answer is None else await self._answer.part(size, self._priority)
         self._outcomes.append((outcome, held))
         self._more.set()
 

@@ -16,6 +16,9 @@ ARRAY_BYTES_PER_TOKEN: Final = 4096
 
 NUMBER_BYTES: Final = 4
 
+MOST_ARRAY_BYTES: Final = 2**62
+"""No array has more bytes. A value that says so is none."""
+
 MOST_TOKENS: Final = 2**31 - 1
 """Largest cost of a model input in tokens."""
 
@@ -40,7 +43,7 @@ def plugin_item(value: object) -> PluginItem:
 def array_bytes(value: object) -> int:
     """Return the bytes of an array; 0 for other values. Inside the boundary to user code."""
     size = getattr(value, "nbytes", 0)
-    return min(max(0, int(size)), 2**63 - 1) if isinstance(size, int) else 0
+    return int(size) if isinstance(size, int) and 0 <= size <= MOST_ARRAY_BYTES else 0
 
 
 def tokens_of(item: object, given: object) -> int:

@@ -174,7 +174,7 @@ class PluginModel:
         try:
             with user_code():
                 made = self.host.plugin.forward([payload.value for payload in payloads])  # type: ignore[attr-defined]
-                rows = [plugin_item(row) for row in islice(made, len(payloads) + 1)]
+                rows = list(islice(made, len(payloads) + 1))
         except Exception as error:
             if isinstance(error, StagedPoolError) or is_out_of_memory(error):
                 raise
@@ -183,7 +183,18 @@ class PluginModel:
         if len(rows) != len(payloads):
             more = " or more" if len(rows) > len(payloads) else ""
             raise self._failed("forward", f"returned {len(rows)}{more} rows for {len(payloads)} model inputs")
-        return rows
+        return [self._row(row) for row in rows]
+
+    def _row(self, row: object) -> PluginItem | StagedPoolError:
+        """Return a row with its count of numbers: a row that fails to tell it fails alone."""
+        try:
+            with user_code():
+                return plugin_item(row)
+        except Exception as error:
+            if isinstance(error, StagedPoolError) or is_out_of_memory(error):
+                raise
+            log.error("plugin.failed", plugin=self.host.name, hook="forward", items=1, exc_info=error)
+            return self._failed("forward", f"returned a row that fails ({kind_of(error)})")
 
     def _failed(self, hook: str, fault: str) -> PluginFailed:
         name = self.host.name

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, Final
 
 import msgspec
-import orjson
 
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.chunked_json import Pieces, dump_any
+from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import ModelName, RequestId
-from staged_pool.stages.errors import PluginFailed
+from staged_pool.api.wire.user_values import write_value
+from staged_pool.runtime.memory.answers import KEPT_NUMBER_BYTES
+from staged_pool.runtime.memory.value_bytes import UNLIMITED, bytes_of
+from staged_pool.stages.errors import PluginFailed, TooLarge
 from staged_pool.stages.foreign_json import MOST_DEPTH
 
 PLUGIN_TASK: Final = "plugin"
@@ -74,21 +77,32 @@ def read_data(body: Body) -> object:
     return json_decode.decode(_DATA, body, most_depth=MOST_DEPTH).data
 
 
-def encode_output(output: object, *, plugin: str, request_id: str) -> Pieces:
-    """Write the answer.
+def encode_output(output: object, *, plugin: str, request_id: str, most_bytes: int = UNLIMITED) -> Pieces:
+    """Write the answer. Call it in a thread.
 
     Args:
         output: Output of the plugin. Arrays become lists; models of pydantic are dumped.
         plugin: Name of the plugin, for errors.
         request_id: Id of the answer.
+        most_bytes: Most bytes of memory that it may take.
 
     Raises:
-        PluginFailed: The output is no JSON.
+        PluginFailed: The output is no JSON, or a method of it has failed.
+        TooLarge: It would take more memory than `most_bytes`.
     """
-    dumped = getattr(output, "model_dump", None)
-    data = dumped(mode="json") if callable(dumped) else output
-    try:
-        return dump_any({"request_id": request_id, "created_at": int(time.time()), "data": data})
-    except orjson.JSONEncodeError as error:
-        message = f"the output of the plugin `{plugin}` is no JSON: {error}"
-        raise PluginFailed(message, plugin=plugin, hook="postprocess") from None
+
+    def answer() -> object:
+        dumped = getattr(output, "model_dump", None)
+        data = dumped(mode="json") if callable(dumped) else output
+        if (count := bytes_of(data, KEPT_NUMBER_BYTES, most_bytes)) > most_bytes:
+            raise TooLarge(
+                f"The output of the plugin `{plugin}` would take more than {count // 10**6} MB of memory; the limit is "
+                f"{most_bytes // 10**6} MB."
+            )
+        return {"request_id": request_id, "created_at": int(time.time()), "data": data}
+
+    return write_value(answer, partial(_failure, plugin))
+
+
+def _failure(plugin: str, fault: str) -> PluginFailed:
+    return PluginFailed(f"the output of the plugin `{plugin}` {fault}", plugin=plugin, hook="postprocess")

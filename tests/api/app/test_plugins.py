@@ -179,6 +179,34 @@ async def test_an_output_that_is_no_json_is_named() -> None:
         assert "the output of the plugin `codes` is no JSON" in response.json()["error"]["message"]
 
 
+class Odd(dict[str, int]):
+    """A dictionary that does not tell its entries."""
+
+    def items(self) -> Any:
+        raise SystemExit(3)
+
+
+async def test_an_output_that_cannot_be_walked_is_named_and_one_that_grows_in_json_is_rejected() -> None:
+    class Grows(Letters):
+        def postprocess(self, rows: Any, context: PluginContext) -> Any:
+            if rows == [ord("a")]:
+                return {"rows": [Odd(a=1)]}
+            value: list[Any] = [1.0]
+            for _ in range(50):
+                value = [value, value]
+            return value
+
+    async with serving_in_memory(Grows()) as served, served.client() as client:
+        response = await client.post("/pooling", json={"data": {"text": "a"}})
+        assert response.status_code == 500
+        message = "the output of the plugin `codes` cannot be written: SystemExit"
+        assert message in response.json()["error"]["message"]
+        served.registry.answers.limit_bytes = 10**9
+        response = await client.post("/pooling", json={"data": {"text": "b"}})
+        assert response.status_code == 413
+        assert "The output of the plugin `codes` would take more than" in response.json()["error"]["message"]
+
+
 async def test_a_plugin_has_routes_of_its_own(
     logged: list[structlog.typing.EventDict], nothing_blocks_the_event_loop: BlockBuster
 ) -> None:

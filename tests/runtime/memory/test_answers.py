@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
@@ -19,13 +18,11 @@ from staged_pool.runtime.memory.answers import (
     ROW_NUMBER_BYTES,
     WRITTEN_NUMBER_BYTES,
     AnswerMemory,
-    bytes_of,
     expected_numbers,
 )
 from staged_pool.runtime.memory.budget import SHARES, ByteAccount
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import ModelInput
-from staged_pool.runtime.pipelines.items import Embedding
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
@@ -257,26 +254,12 @@ async def test_a_request_that_waits_gathers_the_room_that_its_first_try_has_lack
         assert answers.held_bytes == answers.waiting == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "numbers"),
-    [
-        (np.zeros((3, 4), np.float32), 12),
-        ([1.0, None, [2, 3]], 4),
-        ({"a" * 100: np.zeros(5)}, 6),
-        (Embedding(multi_vector=np.zeros((2, 4), np.float32)), 11),
-        ("x" * 100, 1),
-    ],
-)
-def test_a_value_counts_for_what_is_in_it(value: object, numbers: float) -> None:
-    assert bytes_of(value, 100) == pytest.approx(100 * numbers, abs=1)
-
-
 async def test_memory_of_further_answers_is_given_back_with_the_first() -> None:
     answers, outcomes = ByteAccount(1000), ByteAccount(1000)
     with AnswerMemory(answers, is_written=True) as memory:
         memory.another().encoded(10)
-        memory.another(outcomes).keep("x" * 20)
-        part = await memory.part("x" * 30, Priority.BULK)
+        memory.another(outcomes).keep(20)
+        part = await memory.part(30, Priority.BULK)
         assert (answers.held_bytes, outcomes.held_bytes) == (40, 20)
         part.give_back()
         memory.encoded(5)

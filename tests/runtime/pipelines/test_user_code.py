@@ -12,7 +12,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from staged_pool import InvalidInput, Pipeline, PipelineStage, StageFailed, TooLarge
+from staged_pool import (
+    DeadlineExceeded,
+    InvalidInput,
+    Pipeline,
+    PipelineStage,
+    StagedPoolError,
+    StageFailed,
+    TooLarge,
+)
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.runtime.memory.budget import ByteAccount
 from tests.runtime.pipelines.test_pipeline import Valve, engines_on, is_idle
 from tests.runtime.test_zero_shot import NLI
 from tests.support.model import LetterModel
@@ -348,3 +358,118 @@ async def test_errors_of_our_own_pass_as_they_are() -> None:
 
     with pytest.raises(InvalidInput, match=r"Item 0, stage rejects: It is wrong\."):
         await Pipeline([rejects]).submit([1])
+
+
+class Walked(dict[str, int]):
+    """A value that calls a function when it is walked through."""
+
+    def __init__(self, called: Callable[[], object]) -> None:
+        super().__init__(a=1)
+        self._called = called
+
+    def keys(self) -> Any:
+        self._called()
+        return super().keys()
+
+    def items(self) -> Any:
+        self._called()
+        return super().items()
+
+
+async def counted(pipeline: Pipeline, items: Any, account: ByteAccount, *, streams: bool) -> None:
+    """Take items through a pipeline whose outcomes count."""
+    with AnswerMemory(account, is_written=True) as answer:
+        if not streams:
+            await pipeline.submit(items, answer=answer)
+            return
+        async with pipeline.stream(iter(items), answer=answer) as outcomes:
+            async for _ in outcomes:
+                pass
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_value_that_cannot_be_counted_fails_its_request_and_names_item_and_kind(
+    end: BadEnd, streams: bool
+) -> None:
+    async def make(item: int) -> object:
+        return Walked(end.called) if item == BAD else item
+
+    pipeline, account = Pipeline([make]), ByteAccount(10**6)
+    with pytest.raises(StageFailed, match=rf"Item {BAD}, stage output: The output failed: {end.kind}") as failure:
+        await counted(pipeline, list(range(10)), account, streams=streams)
+    assert failure.value.stage == "output"
+    assert is_idle(pipeline)
+    assert account.held_bytes == account.waiting == 0
+
+
+async def test_a_value_whose_count_hangs_holds_up_nobody_and_its_request_ends_in_time() -> None:
+    may_end, counts = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        counts.set()
+        may_end.wait(30)
+
+    async def make(item: str) -> object:
+        return Walked(hang) if item == "hangs" else item
+
+    pipeline, account = Pipeline([make]), ByteAccount(10**6)
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with AnswerMemory(account, is_written=True) as answer, pytest.raises(DeadlineExceeded):
+                    await pipeline.submit(["hangs"], answer=answer, timeout_s=0.2)
+
+            tasks.start_soon(ask)
+            await until(counts.is_set)
+            with AnswerMemory(account, is_written=True) as answer:
+                assert (await pipeline.submit(["a"], answer=answer)).values == ["a"]
+        assert account.held_bytes == 0
+        assert pipeline.statistics().left == 1
+    finally:
+        may_end.set()
+    await until(lambda: pipeline.statistics().left == 0)
+
+
+async def test_a_value_that_contains_itself_is_counted_and_a_large_one_is_rejected() -> None:
+    async def make(item: int) -> object:
+        tree: dict[str, Any] = {"number": item, "children": []}
+        tree["children"].append({"parent": tree})
+        return tree if item else [0.5] * 10**6
+
+    pipeline, account = Pipeline([make]), ByteAccount(10**6)
+    with AnswerMemory(account, is_written=True) as answer:
+        (value,) = (await pipeline.submit([1], answer=answer)).values
+        assert value["children"][0]["parent"] is value
+        assert 0 < account.held_bytes < 1000
+    for streams in (True, False):
+        with pytest.raises(TooLarge, match="send fewer inputs"):
+            await counted(pipeline, [0], account, streams=streams)
+    assert account.held_bytes == account.waiting == 0
+    assert is_idle(pipeline)
+
+
+class Wordless(StagedPoolError):
+    """An error of a user that has no text."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+async def test_an_error_whose_own_methods_fail_is_named_by_its_class(on_error: str) -> None:
+    async def make(item: int) -> object:
+        if item == BAD:
+            raise Wordless
+        return item
+
+    pipeline = Pipeline([PipelineStage("user", function=make, on_error=on_error)])  # type: ignore[arg-type]
+    message = f"Item {BAD}, stage user: Wordless."
+    if on_error == "fail":
+        with pytest.raises(StageFailed, match=message):
+            await pipeline.submit(list(range(10)))
+    else:
+        (error,) = (await pipeline.submit(list(range(10)))).errors
+        assert str(error.error) == message
+    assert is_idle(pipeline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import anyio
@@ -282,3 +282,33 @@ async def test_a_task_that_cancels_itself_does_not_end_the_engine_in_silence() -
 
     with pytest.raises(StageFailed, match="have ended, and nobody has asked for that"):
         await serve()
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+async def test_a_row_that_does_not_tell_its_bytes_fails_its_request_alone(end: BadEnd) -> None:
+    class Row:
+        @property
+        def nbytes(self) -> int:
+            end.called()
+            return 4
+
+    class Rows(Letters):
+        def forward(self, batch: Sequence[str]) -> Sequence[Any]:
+            return [Row() if letter == "d" else ord(letter) for letter in batch]
+
+    async with engine_of_plugin(Rows()) as engine:
+        await fails_alone(engine, "forward")
+
+
+async def test_a_row_that_lies_about_its_bytes_counts_as_none() -> None:
+    class Row:
+        def __init__(self, nbytes: object) -> None:
+            self.nbytes = nbytes
+
+    class Rows(Letters):
+        def forward(self, batch: Sequence[str]) -> Sequence[Any]:
+            return [Row({"a": -(10**12), "b": 10**400, "c": "many"}[letter]) for letter in batch]
+
+    async with engine_of_plugin(Rows()) as engine:
+        assert len((await engine.process({"text": "abc"}))["codes"]) == 3
+        assert engine.memory.budget.answers.held_bytes == 0
