@@ -21,10 +21,11 @@ from staged_pool.runtime.pipelines.run import Give, PipelineRun
 from staged_pool.runtime.pipelines.source import Items
 from staged_pool.runtime.pipelines.statistics import PipelineStatistics
 from staged_pool.runtime.pipelines.stream import ItemStream
-from staged_pool.runtime.pipelines.threads import FunctionThreads
 from staged_pool.runtime.pipelines.window import Window
 from staged_pool.runtime.results import Usage
+from staged_pool.runtime.threads.function_threads import FunctionThreads
 from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.trace import Trace
@@ -34,6 +35,8 @@ FUNCTION_THREADS: Final = 4
 
 DEFAULT_WINDOW: Final = 64
 """Items between the first stage and the last."""
+
+log = get_logger("staged_pool.pipelines")
 
 
 class Pipeline:
@@ -77,7 +80,7 @@ class Pipeline:
         self.items: Final = items
         self._clock = clock
         self._window = Window(name, window)
-        self._threads = FunctionThreads(FUNCTION_THREADS)
+        self._threads = FunctionThreads(FUNCTION_THREADS, _log_left)
         self._offload = offload or self._threads
         self._stages = build_stages(stages, engines or {}, window=window, offload=self._offload)
         self._segments = _segments(self._stages)
@@ -251,6 +254,10 @@ class Pipeline:
         ):
             items = [items]
         return {name: given[name] for name in self._fields}, items
+
+
+def _log_left(calls: int) -> None:
+    log.warning("pipeline.functions_left", calls=calls, limit=FUNCTION_THREADS)
 
 
 def check_limits(*, name: object, items: object, window: object, max_requests: object) -> None:

@@ -19,6 +19,7 @@ from staged_pool.runtime.plugins.hooks import HOOKS, hooks_of, overrides
 from staged_pool.runtime.plugins.places import HookPlaces
 from staged_pool.runtime.plugins.processor import PluginContext, PluginLike
 from staged_pool.runtime.statistics import PluginStatistics
+from staged_pool.runtime.threads.function_threads import FunctionThreads
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, StagedPoolError, StageFailed
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.log import get_logger
@@ -45,6 +46,7 @@ class PluginHost:
         config: Limits of hooks.
         clock: Clock of the engine, in seconds.
         threads: See `HookPlaces`.
+        leaving: Runs plain hooks `cancelled`, which may be left behind. None: threads.
         watch: See `HookPlaces`.
 
     Raises:
@@ -59,6 +61,7 @@ class PluginHost:
         clock: Callable[[], float],
         *,
         threads: Callable[[int], Offload] = ThreadOffload,
+        leaving: Offload | None = None,
         watch: Callable[[str], BlockWatch] = BlockWatch,
     ) -> None:
         self.name = name
@@ -73,7 +76,7 @@ class PluginHost:
         self._open: set[PluginCall] = set()
         self._ended: list[PluginCall] = []
         """Ended requests whose hook still runs."""
-        self._leaving = threads(config.media_limit)
+        self._leaving = leaving or FunctionThreads(config.media_limit, self._log_left)
         self._tasks: TaskGroup
         self._seconds: dict[str, Histogram] = {name: Histogram() for name in HOOKS if name in self.places.hooks}
         self._cancelled: Counter[str] = Counter()
@@ -166,8 +169,11 @@ class PluginHost:
         self._cancelled[call.context.hook] += 1
         self._tasks.start_soon(self._tell_left, call.context)
 
+    def _log_left(self, calls: int) -> None:
+        log.warning("plugin.cancelled_left", plugin=self.name, calls=calls)
+
     async def _tell_left(self, context: PluginContext) -> None:
-        """Call the hook `cancelled`, and release the state of the request."""
+        """Call the hook `cancelled`, and release the state of the request. A hook that hangs is left behind."""
         try:
             if (hook := self.places.hooks.get("cancelled")) is None:
                 return

@@ -16,7 +16,7 @@ import pytest
 
 from staged_pool import DeadlineExceeded, EngineStopped, Pipeline, PipelineStage
 from staged_pool.runtime.pipelines.pipeline import FUNCTION_THREADS
-from staged_pool.runtime.pipelines.threads import FunctionThreads
+from staged_pool.runtime.threads.function_threads import FunctionThreads
 from tests.runtime.pipelines.test_pipeline import is_idle
 from tests.support.user_code import BAD_ENDS, BadEnd
 from tests.support.waiting import until
@@ -268,7 +268,7 @@ async def test_a_function_reaches_the_event_loop_from_its_thread_also_when_it_wa
 
 @pytest.mark.parametrize("end", BAD_ENDS)
 async def test_threads_give_back_their_places_whatever_a_call_does(end: BadEnd) -> None:
-    threads = FunctionThreads(2)
+    threads = FunctionThreads(2, pytest.fail)
     for _ in range(5):
         with pytest.raises(Exception, match=r"cancellation|RustPanic|SystemExit|GeneratorExit"):
             await threads(end.called, None)

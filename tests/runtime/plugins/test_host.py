@@ -445,6 +445,36 @@ async def test_a_stopped_engine_tells_the_plugin() -> None:
     assert letters.is_closed
 
 
+async def test_a_plain_cancelled_hook_that_hangs_is_left_with_its_thread(
+    logged: list[structlog.typing.EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.runtime.plugins.host.CANCELLED_S", 0.05)
+    gate, ended = Gate(), threading.Event()
+
+    class Hangs(AwaitedLetters):
+        def cancelled(self, context: PluginContext) -> None:
+            gate()
+            ended.set()
+
+    letters = Hangs(waits_in="load")
+    try:
+        async with engine_of_plugin(letters) as engine:
+            for requests in (1, 2):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(engine.process, {"text": "a"})
+                    await until(lambda: letters.waiting == 1)
+                    tasks.cancel_scope.cancel()
+                await until(lambda: all(context.state is None for context in letters.contexts))
+                assert len(letters.contexts) == requests
+            assert is_idle(engine)
+            assert not ended.is_set()
+    finally:
+        gate.open()
+    events = [event["event"] for event in logged if "cancelled" in event["event"]]
+    assert events == ["plugin.cancelled_left", "plugin.cancelled_timed_out"] * 2
+    await until(ended.is_set)
+
+
 async def test_a_cancelled_hook_that_hangs_keeps_nobody(logged: list[structlog.typing.EventDict]) -> None:
     class Hangs(AwaitedLetters):
         async def cancelled(self, context: PluginContext) -> None:

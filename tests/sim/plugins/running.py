@@ -233,7 +233,8 @@ class PluginSimulation:
             target_delay_s=1000.0,
         )
         plugin = SimPlugin(self)
-        host = PluginHost("sim", plugin, config, virtual.clock(), threads=self._threads, watch=NoWatch)
+        leaving = self._threads(config.media_limit)
+        host = PluginHost("sim", plugin, config, virtual.clock(), threads=self._threads, leaving=leaving, watch=NoWatch)
         model = PluginModel(host, None, config)
         with anyio.CancelScope(deadline=world.stops_at):
             async with (

@@ -1,25 +1,20 @@
-"""Threads of plain functions, which a request can leave."""
+"""Threads of plain functions, which their callers can leave."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 
 from staged_pool.runtime.threads.worker import loop_poster
-from staged_pool.stages.log import get_logger
+from staged_pool.stages.daemon_threads import call_in_daemon
 from staged_pool.stages.user_code import as_exception
 
 A = TypeVar("A")
 T = TypeVar("T")
-
-log = get_logger("staged_pool.pipelines")
 
 
 class FunctionThreads:
@@ -29,22 +24,23 @@ class FunctionThreads:
 
     Args:
         limit: Most calls at once, those that were left included.
+        log_left: Called with the number of calls that were left, whenever there are more than before.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, log_left: Callable[[int], object]) -> None:
         self.limit = limit
         self.left = 0
         """Calls that still run, though nobody waits for them any more."""
         self._logged = 0
         """Number of such calls that the log knows of."""
         self._places = anyio.CapacityLimiter(limit)
-        self._threads = anyio.CapacityLimiter(math.inf)
+        self._log_left = log_left
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         call = _Call(function, argument, self._end_left)
         await self._places.acquire_on_behalf_of(call)
         try:
-            await anyio.to_thread.run_sync(call.run, limiter=self._threads, abandon_on_cancel=True)
+            await call_in_daemon(call.run)
         finally:
             if call.leave():
                 self._count_left(1)
@@ -65,7 +61,7 @@ class FunctionThreads:
         """Count the calls that were left, and log if there are more than before."""
         self.left += more
         if self.left > self._logged:
-            log.warning("pipeline.functions_left", calls=self.left, limit=self.limit)
+            self._log_left(self.left)
         if self.left > self._logged or not self.left:
             self._logged = self.left
 
@@ -84,7 +80,7 @@ class _Call(Generic[A, T]):
         self.value: T
 
     def run(self) -> None:
-        """Run the function, in the thread. An error must not pass through the frames of anyio's thread."""
+        """Run the function, in the thread. An error must not pass through the frames of the thread."""
         with self._lock:
             work, self._work = self._work, None
             if work is None:  # it was left before it began
