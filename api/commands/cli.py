@@ -32,7 +32,7 @@ COMPLETION_VARIABLE: Final = "_STAGED_POOL_COMPLETE"
 
 class _Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command; see `click.BaseCommand.main`."""
+        """Run the command line. Nothing opens a file before the standard ones are open."""
         open_standard_streams()
         return super().main(*args, **extra)
 

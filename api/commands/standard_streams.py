@@ -1,8 +1,4 @@
-"""Standard streams of a command, which a process manager may have closed.
-
-The next descriptors that a process opens, such as those of its event loop, would get their numbers. Then whatever
-writes to a standard stream writes there, and the end of the interpreter closes them.
-"""
+"""Standard streams of a command, which a process manager may have closed."""
 
 from __future__ import annotations
 
@@ -10,17 +6,15 @@ import os
 import sys
 from typing import Final
 
-_STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""By descriptor, from 0: names in `sys`, and modes."""
+from staged_pool.runtime.machine.standard_files import open_closed_ones
+
+_STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
+"""Modes by the names in `sys`."""
 
 
 def open_standard_streams() -> None:
     """Put the null device in the place of each closed standard stream, also for children."""
-    for descriptor, (name, mode) in enumerate(_STREAMS):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: this one
-            os.set_inheritable(opened, True)
+    open_closed_ones()
+    for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # to the end of the process

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from staged_pool.api.fleet.control import Control
+from staged_pool.runtime.machine.standard_files import inherited_number
 from staged_pool.stages.link import Stream
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.unix_stream import UnixStream
@@ -173,8 +174,8 @@ class Launch:
                 theirs.callback(its.close)
                 ours.callback(own.close)
                 streams.append(UnixStream(own))
-                numbers.append(its.fileno())
-            files = Files(self.listener, *numbers)
+                numbers.append(inherited_number(its.fileno(), theirs))
+            files = Files(inherited_number(self.listener, theirs), *numbers)
             settings = self.settings(name, files)
             process = await anyio.open_process(
                 list(self.command),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from staged_pool.runtime.machine.interpreter import module_command
+from staged_pool.runtime.machine.standard_files import inherited_number
 from staged_pool.runtime.workers.jobs import Failed, NotBegun, WorkerDied
 from staged_pool.runtime.workers.pipe import Message, Pipe, open_pipe
 from staged_pool.stages.errors import ConfigError
@@ -38,19 +39,18 @@ class WorkerProcess:
         self._pool = pool
         ours, theirs = open_pipe()
         self._pipe = Pipe(*ours)
-        try:
+        with ExitStack() as files, ExitStack() as unless_started:
+            for descriptor in theirs:
+                files.callback(os.close, descriptor)
+            unless_started.callback(self._pipe.close)
+            numbers = [inherited_number(descriptor, files) for descriptor in theirs]
             self._process = subprocess.Popen(
-                module_command(_PROGRAM, *map(str, theirs)),
+                module_command(_PROGRAM, *map(str, numbers)),
                 stdin=subprocess.DEVNULL,
-                pass_fds=theirs,
+                pass_fds=numbers,
                 start_new_session=True,
             )
-        except BaseException:
-            self._pipe.close()
-            raise
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
+            unless_started.pop_all()
 
     @property
     def exit_code(self) -> int | None:

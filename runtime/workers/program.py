@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from staged_pool.runtime.machine.signals import leave_the_end_to_the_parent, report_crashes, write_stacks_on_signals
+from staged_pool.runtime.machine.standard_files import open_closed_ones
 from staged_pool.runtime.workers.jobs import Done, Failed, Ready, Work
 from staged_pool.runtime.workers.pipe import Message, Pipe, pack
 
@@ -28,6 +29,7 @@ def main(end: int, written: int, read: int) -> None:
         written: Descriptor of the shared memory that this process writes.
         read: Descriptor of the shared memory that the pool writes.
     """
+    open_closed_ones()
     report_crashes()
     write_stacks_on_signals()
     leave_the_end_to_the_parent()
