@@ -30,6 +30,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import OF_ONE_MODEL, EngineConfig
+from staged_pool.runtime.machine.signals import note_end_signals
 
 if TYPE_CHECKING:
     from staged_pool.runtime.pipelines.file import PipelineFile  # imported when there is one
@@ -67,6 +68,7 @@ def build_engines(models: Sequence[Given]) -> list[EngineConfig]:
 
 
 def _serve(**_: Any) -> None:
+    note_end_signals()
     ctx = click.get_current_context()
     with errors_in_flag_words():
         given = given_settings(ctx)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from staged_pool.api.commands.given import given_settings
 from staged_pool.api.commands.options import SettingsCommand, setting_options
 from staged_pool.api.commands.process import errors_in_flag_words
 from staged_pool.api.commands.process_config import ProcessConfig
+from staged_pool.runtime.machine.signals import first_interrupt_ignored
 from staged_pool.stages import foreign_text
 from staged_pool.stages.errors import ConfigError
 
@@ -81,12 +81,9 @@ def _chunks(log: Path, *, follow: bool, until: float | None) -> Iterator[list[by
     if str(log) == "-":
         if follow:
             raise ConfigError("--follow: the standard input is followed anyway; leave the flag out")
-        before = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, before))
-        try:
+        with first_interrupt_ignored():
             for line in sys.stdin.buffer:
                 yield [line]
-        finally:
-            signal.signal(signal.SIGINT, before)
         return
     with log.open("rb") as file:
         rest = b""

@@ -7,15 +7,24 @@ processes, worker processes, and a server that owns its process. A program that 
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Final
 
 _STDERR: Final = 2
 """Descriptor of stderr: signal handlers must not use Python's streams."""
+
+AGAIN_S: Final = 0.05
+"""Seconds in which the same signal, received after it was noted, is no second one.
+
+uvloop hands it on once more if it came before the receiver was open, and after the event loop had begun."""
+
+_noted: Final[list[signal.Signals]] = []
+"""Signals that have come since `note_end_signals`, and that nobody has received."""
 
 
 def report_crashes() -> None:
@@ -50,14 +59,54 @@ def leave_the_end_to_the_parent() -> None:
         _handle(name, _do_nothing)
 
 
-def end_signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Receive, for a block, the signals that drain a server."""
+def note_end_signals() -> None:
+    """Note the signals that drain a server until `end_signals` receives them. A second one ends the process at once.
+
+    A server imports for seconds before it has an event loop. A signal would end it with its own status meanwhile, and
+    the kernel would drop it if this is process 1 of a container.
+    """
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        _handle(name, _note)
+
+
+@contextmanager
+def end_signals() -> Iterator[AsyncIterator[signal.Signals]]:
+    """Receive, for a block, the signals that drain a server: first the one that was noted before, if any."""
     names = ["SIGTERM", "SIGINT"]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, _note):  # `nohup` ignores it
         names.append("SIGHUP")
     import anyio  # not for a command that only prints
 
-    return anyio.open_signal_receiver(*(signal.Signals[name] for name in names))
+    with anyio.open_signal_receiver(*(signal.Signals[name] for name in names)) as later:
+        yield _NotedFirst(later)
+
+
+class _NotedFirst(AsyncIterator[signal.Signals]):
+    def __init__(self, later: AsyncIterator[signal.Signals]) -> None:
+        self._later = later
+        self._waiting: list[signal.Signals] = []
+        """Signals that came while the noted one was received."""
+
+    async def __anext__(self) -> signal.Signals:
+        import anyio
+
+        if not _noted:
+            return self._waiting.pop(0) if self._waiting else await self._later.__anext__()
+        number = _noted.pop(0)
+        with anyio.move_on_after(AGAIN_S):
+            if (other := await self._later.__anext__()) != number:
+                self._waiting.append(other)
+        return number
+
+
+@contextmanager
+def first_interrupt_ignored() -> Iterator[None]:
+    """Let the first SIGINT do nothing for a block. A further one has the effect that it had before."""
+    before = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, before))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupts() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
@@ -77,6 +126,12 @@ def _handle(name: str, handler: Callable[[int, FrameType | None], None]) -> None
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
     faulthandler.dump_traceback(_STDERR, all_threads=True)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if _noted:
+        os._exit(128 + number)
+    _noted.append(signal.Signals(number))
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -37,6 +37,40 @@ def server_of(*flags: str, folder: Path) -> ServerProcess:
     return ServerProcess(serve_command(*flags), folder / "log")
 
 
+TOLD_AT_AN_IMPORT = """
+import os, signal, sys
+
+class Gate:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Gate())
+from staged_pool.api.commands.cli import main
+main(prog_name="staged-pool")
+"""
+"""The command, which gets SIGTERM in the moment in which it imports a module."""
+
+
+@pytest.mark.parametrize(
+    ("module", "flags"),
+    [
+        ("staged_pool.runtime.models.find", []),
+        ("staged_pool.api.http.server", ["--backend", "asyncio"]),
+        ("staged_pool.api.http.server", ["--backend", "trio"]),
+        ("staged_pool.api.fleet.supervisor", ["--api-servers", "1"]),
+    ],
+)
+def test_sigterm_while_the_server_imports_drains_it(
+    module: str, flags: list[str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", TOLD_AT_AN_IMPORT.format(module=module)]
+    command += serve_command("--model", str(tiny_folder), *flags)[3:]
+    with ServerProcess(command, tmp_path / "log", preloads=None) as server:
+        assert server.exit_code() == 0
+        assert '"signal":"SIGTERM"' in server.log
+
+
 STEPS = ["server.listening", "server.ready", "server.stopping", "server.stopped"]
 """Events of a server's life."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 
+import anyio
 import pytest
 
 from staged_pool.runtime.machine import signals
@@ -20,15 +22,13 @@ SETTERS = frozenset({"signal", "set_wakeup_fd", "add_signal_handler", "open_sign
 """Functions that set a handler: of `signal`, event loops, anyio and `faulthandler`."""
 
 ENTRY_POINTS = {
-    "staged_pool.api.commands.cli:main": "all commands; `process.run` sets the handlers of those with an event loop",
+    "staged_pool.api.commands.cli:main": "all commands; `process.run` sets the handlers of those with an event loop, "
+    "and `serve` notes signals before",
     "api/commands/child.py": "sets them first of all",
     "api/commands/reference.py": "prints a page of the documents, and ends",
     "runtime/workers/program.py": "sets them first of all; its pipe ends it",
 }
 """All programs of the package, each with the way in which it handles signals."""
-
-OTHER_SETTERS = {"api/commands/trace.py"}
-"""Commands without an event loop that handle Ctrl-C by themselves."""
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -57,7 +57,11 @@ def test_handlers_are_set_in_one_place() -> None:
         and node.func.attr in SETTERS
         and ast.unparse(node.func.value) in {"signal", "anyio", "faulthandler", "loop", "asyncio.get_running_loop()"}
     }
+<<<<<<< HEAD:tests/runtime/machine/test_signals.py
     assert setting == {"runtime/machine/signals.py", *OTHER_SETTERS}
+=======
+    assert setting == {"api/signals.py"}
+>>>>>>> 40360dbb (Fix signals that come while serve imports its modules):tests/api/test_signals.py
 
 
 def test_every_event_loop_of_a_command_runs_behind_the_handlers() -> None:
@@ -106,6 +110,62 @@ def test_a_child_leaves_signals_that_end_to_its_parent_and_passes_none_of_it_on(
     starting += "own = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
     starting += "own.send_signal(signal.SIGTERM); assert own.wait() == -signal.SIGTERM"
     assert handled(RUNS.format(starting)) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_noted_ends_nothing_and_a_second_one_ends_the_process(number: signal.Signals) -> None:
+    program = RUNS.format("signals.note_end_signals()")
+    assert handled(program, number) == 0
+    twice = RUNS.format(f"import os; signals.note_end_signals(); os.kill(os.getpid(), {number:d})")
+    assert handled(twice, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def noting() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    signals.note_end_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("noting")
+async def test_a_signal_that_was_noted_is_received_before_later_ones() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+    with signals.end_signals() as received:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(60):
+            assert [await anext(received) for _ in range(2)] == [signal.SIGHUP, signal.SIGTERM]
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("noting")
+async def test_a_signal_that_was_noted_is_received_once() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    with signals.end_signals() as received:
+        with anyio.fail_after(60):
+            assert await anext(received) == signal.SIGTERM
+        again = anyio.move_on_after(0.1)
+        with again:
+            await anext(received)
+        assert again.cancelled_caught
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(60):
+            assert await anext(received) == signal.SIGTERM
+
+
+def test_only_the_first_interrupt_is_ignored() -> None:
+    taken: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
+    try:
+        with signals.first_interrupt_ignored():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not taken
+            os.kill(os.getpid(), signal.SIGINT)
+            assert taken == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_of_the_host_stays() -> None:
