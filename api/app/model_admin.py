@@ -78,6 +78,11 @@ class ModelAdmin:
         return tuple(self._records)
 
     @property
+    def leaving(self) -> Sequence[Engine]:
+        """Engines that get no requests any more, and may have some in flight."""
+        return [each.engine for each in self._records if each.state == "draining" and each.engine is not None]
+
+    @property
     def is_loading(self) -> bool:
         """True while a model is read, which cannot be interrupted."""
         return any(record.state == "loading" for record in self._records)

@@ -206,9 +206,8 @@ class Server:
             self._batches.runner.stop()
         if self._admin is not None:
             self._admin.stop()
-        engines = self.registry.engines
-        if not engines:
-            # No request is in flight, and loading cannot be interrupted: there is no work to wait for.
+        if not self._is_open:
+            # No request is in flight, and the first load cannot be interrupted: there is no work to wait for.
             self.registry.close(DRAINING)
             self._end_process_after(GRACE_S, exit_code=0)
         else:
@@ -222,7 +221,7 @@ class Server:
                     draining.start_soon(pipeline.drain, self._drain_timeout_s)
             left_s = max(0.0, self._drain_timeout_s - (anyio.current_time() - began_at))
             async with anyio.create_task_group() as draining:
-                for engine in engines:
+                for engine in (*self.registry.engines, *(() if self._admin is None else self._admin.leaving)):
                     draining.start_soon(engine.drain, left_s)
         self._stop_http.set()
 

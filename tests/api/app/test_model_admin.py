@@ -7,8 +7,9 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx
@@ -17,10 +18,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from staged_pool.api.http.server import EXIT_OVERDUE, Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import model_loading
 from staged_pool.runtime.engine.engine_group import EngineGroup
 from staged_pool.runtime.engine.model_loading import LoadThread
+from staged_pool.runtime.models import encoder
 from staged_pool.runtime.models.devices.kernel_choices import capabilities
 from staged_pool.runtime.models.quantizing.int8 import why_no_int8
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
@@ -474,6 +477,42 @@ async def test_the_description_has_the_routes_and_their_key(folders: dict[str, P
         assert json.dumps(described).count(KEY) == json.dumps(described).replace("operators", "").count(KEY)
     async with serving(config(folders["bert-mean"], "it")) as served, served.client() as client:
         assert ROUTE not in (await client.get("/openapi.json")).json()["paths"]
+
+
+@pytest.mark.parametrize("lead_s", [0.0, 0.1])
+async def test_a_drain_waits_for_requests_of_models_that_make_room(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, lead_s: float
+) -> None:
+    began, gate, compute = threading.Event(), threading.Event(), encoder.compute
+
+    def held(*given: Any) -> Any:
+        began.set()
+        assert gate.wait(60)
+        return compute(*given)
+
+    forced: list[int] = []
+    monkeypatch.setattr(Server, "_end_process_after", lambda *_, exit_code: forced.append(exit_code))
+    settings = {"admin_api_keys": (KEY,), "models_memory_bytes": ROOM, "drain_lead_s": lead_s}
+    async with (
+        serving(config(folders["bert-mean"], "it"), **settings) as served,
+        served.client() as client,
+        anyio.create_task_group() as tasks,
+    ):
+        server, admin = served.server, cast(Any, served.server._admin)
+        assert (await client.post(ROUTE, headers=ADMIN, json=load("it", folders["bert-mean"], pin=False))).is_success
+        admin.limit_bytes = 1.5 * admin.records[0].weights_bytes
+        monkeypatch.setattr(encoder, "compute", held)
+        tasks.start_soon(vector, client)
+        await until(began.is_set)
+        monkeypatch.setattr(encoder, "compute", compute)  # for the warm-up of the next model
+        tasks.start_soon(partial(client.post, ROUTE, headers=ADMIN, json=load("new", folders["bert-mean"])))
+        await until(lambda: not server.registry.engines)
+        tasks.start_soon(server.close)
+        await until(lambda: server.registry.leaving)
+        await anyio.wait_all_tasks_blocked()
+        assert not server._stop_http.is_set(), "the request is in flight"
+        gate.set()
+    assert set(forced) <= {EXIT_OVERDUE}
 
 
 async def test_a_drain_ends_the_wait_for_a_load(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
