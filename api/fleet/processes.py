@@ -91,6 +91,8 @@ class Child:
         self.others_serve: bool | None = None
         """True if the last order to it said that other fronts serve. None: it has not asked yet."""
         self.is_ready = False
+        self.is_dismissed = False
+        """True once the supervisor has ended it because the server ends: its exit code says nothing then."""
         self.silent_s = 0.0
         """Seconds that the supervisor has watched it without a sign of life."""
         self.line = 0
@@ -115,6 +117,11 @@ class Child:
     def kill(self) -> None:
         """End the process at once."""
         self.process.kill()
+
+    def dismiss(self) -> None:
+        """End the process at once, because the server ends."""
+        self.is_dismissed = True
+        self.kill()
 
     async def run(self) -> int:
         """Send it its settings, and serve its control line until it ends.

@@ -31,6 +31,9 @@ from staged_pool.stages.log import get_logger
 EXIT_CONFIG: Final = 2
 """Exit code of a child that cannot start with its settings: it would fail again."""
 
+EXIT_LOST: Final = 1
+"""Exit code after the failure of a serving child in the drain: its requests are lost."""
+
 ROUND_S: Final = 1.0
 """Most seconds between two looks at the children."""
 
@@ -123,6 +126,7 @@ class Supervisor:
             while not self._stopping.is_set():
                 code, has_served = await self._run_once(name)
                 if self._stopping.is_set():
+                    self._note_end(name, code, has_served)
                     return
                 if code == EXIT_CONFIG:
                     self._stop(code)
@@ -137,11 +141,19 @@ class Supervisor:
             self._kept.discard(name)
             self._note()
 
+    def _note_end(self, name: str, code: int | None, has_served: bool) -> None:
+        """Note how a child has ended while the server drains; `code` is None if the supervisor has ended it itself."""
+        if code:
+            log.error("process.ended", child=name, exit_code=code)
+            if has_served:
+                self._exit_code = self._exit_code or EXIT_LOST
+
     async def _run_once(self, name: str) -> tuple[int | None, bool]:
         """Run a child until it ends.
 
         Returns:
-            Its exit code, None if the system could not start it; and True if it has come to serve.
+            Its exit code, None if the system could not start it, or if it was dismissed; and True if it has come to
+            serve.
         """
         try:
             started = await self._outside.start(name)
@@ -156,7 +168,8 @@ class Supervisor:
             self._order_the_end(child)
         self._note()
         try:
-            return await child.run(), child.is_ready
+            code = await child.run()
+            return None if child.is_dismissed else code, child.is_ready
         finally:
             self._reports.ended(name)
             del self._children[name]
@@ -277,10 +290,10 @@ class Supervisor:
 
     def _order_the_end(self, child: Child) -> None:
         if child.name == names.ENGINE and not child.is_ready:
-            child.kill()  # it imports or loads, which nothing interrupts, and no front is left
+            child.dismiss()  # it imports or loads, which nothing interrupts, and no front is left
         else:
             child.control.post(Drain())
 
     def _kill_all(self) -> None:
         for child in self._children.values():
-            child.kill()
+            child.dismiss()

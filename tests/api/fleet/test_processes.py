@@ -223,6 +223,18 @@ def test_sigterm_while_children_are_started_ends_the_server_with_status_0(backen
         assert not any(map(_runs, children(server).values()))
 
 
+def test_a_front_that_is_killed_in_the_drain_is_in_the_log_and_in_the_exit_status(tmp_path: Path) -> None:
+    with ServerProcess(flags("--drain-lead", "60"), tmp_path / "log") as server:
+        server.wait_ready()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_until(lambda: "server.stopping" in server.log)
+        for name in ("front-1", "front-2"):
+            os.kill(children(server)[name], signal.SIGKILL)
+        assert server.exit_code() == 1
+        ends = {event["child"]: event["exit_code"] for event in server.events if event["event"] == "process.ended"}
+        assert ends == {"front-1": -signal.SIGKILL, "front-2": -signal.SIGKILL}
+
+
 IMPATIENT = """
 import sys
 from staged_pool.api.commands import logs

@@ -192,7 +192,11 @@ class SimProcess(Freezing):
         self.is_known_ready = False
         """The supervisor has read that it is ready."""
         self.is_welcomed = self.is_draining = self.is_closed = False
-        self.ready_at = math.inf
+        self.ready_at = self.reaped_at = math.inf
+        self.is_struck_in_drain = False
+        """An event has killed it in the drain, when the supervisor knew that it served."""
+        self.is_struck = False
+        """An event has killed it."""
         self.listens_since: float | None = None
         self.handover = Handover(self, missed_lines)
         self._supervisor = supervisor
@@ -237,6 +241,7 @@ class SimProcess(Freezing):
     async def wait(self) -> int:
         await self._ended.wait()
         await self._supervisor.thawed()
+        self.reaped_at = min(self.reaped_at, self.machine.ran_s())
         assert self.code is not None
         return self.code
 

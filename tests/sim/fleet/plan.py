@@ -115,4 +115,7 @@ def draw(seed: int) -> FleetWorld:
     if rng.random() < 0.3:
         for name in rng.sample(names, rng.randint(1, len(names))):
             world.missed_lines[name] = sorted(rng.sample(range(1, 13), rng.randint(1, 6)))
+    if world.ends_at < math.inf and rng.random() < 0.4:
+        in_drain = round(world.ends_at + some([0.1, 0.5]) * rng.random(), 3)
+        world.events.append(EventPlan(in_drain, "kill", some(names)))
     return world

@@ -19,7 +19,7 @@ from staged_pool.api.fleet.front_control import FrontControl
 from staged_pool.api.fleet.lines import take_lines
 from staged_pool.api.fleet.processes import Started
 from staged_pool.api.fleet.snapshot import Snapshot
-from staged_pool.api.fleet.supervisor import EXIT_CONFIG, Outside, Supervisor
+from staged_pool.api.fleet.supervisor import EXIT_CONFIG, EXIT_LOST, Outside, Supervisor
 from staged_pool.api.http.server import EXIT_OVERDUE, OVERDUE_S
 from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.remote.line import BEAT_S
@@ -72,6 +72,8 @@ class FleetSimulation:
         self._changed_at = 0.0
         self._told_at = math.inf
         """Time of the first SIGTERM, or of wrong settings."""
+        self._drains_since = math.inf
+        """Time at which the supervisor has taken the first SIGTERM."""
         self._is_told_twice = self._is_wrong = self._is_at_rest = False
         self._over = anyio.Event()
         self._supervising = anyio.CancelScope()
@@ -148,6 +150,7 @@ class FleetSimulation:
         async def received() -> AsyncIterator[signal.Signals]:
             async for number in self._signalled:
                 await self._supervisor.thawed()
+                self._drains_since = min(self._drains_since, self._now())
                 yield number
 
         yield received()
@@ -189,6 +192,8 @@ class FleetSimulation:
             if process.name == event.who and process.is_alive:
                 self._changed_at = self._now()
                 if event.kind == "kill":
+                    process.is_struck = True
+                    process.is_struck_in_drain = process.is_known_ready and self._drains_since < math.inf
                     process.end(-9)
                 elif event.kind == "freeze":
                     process.freeze(event.for_s)
@@ -314,7 +319,11 @@ class FleetSimulation:
         if self._is_told_twice:
             permitted = permitted | {128 + signal.SIGTERM}
         if froze:
-            permitted.add(EXIT_OVERDUE)
+            permitted |= {EXIT_OVERDUE, EXIT_LOST}
+        if any(each.is_struck and each.reaped_at > self._drains_since - LOOK_S for each in self._processes):
+            permitted.add(EXIT_LOST)
+        if any(each.is_struck_in_drain for each in self._processes):
+            permitted.discard(0)
         if self.exit_code not in permitted:
             self.violations.append(f"the exit code is {self.exit_code}, and not one of {sorted(permitted)}")
         limit_s = 2 * (world.fork_s + world.import_s) + world.request_s + 2.5 + (2 * world.import_s + 1.0)

@@ -220,6 +220,10 @@ def a_child_is_started_again_only_after_long() -> Any:
     return mock.patch.object(supervisor, "FIRST_PAUSE_S", 1000.0)
 
 
+def a_child_that_fails_in_the_drain_is_forgotten() -> Any:
+    return mock.patch.object(Supervisor, "_note_end")
+
+
 def streams_of_a_child_stay_open() -> Any:
     original = Child.run
 
@@ -247,6 +251,7 @@ BUGS: dict[Callable[[], Any], int] = {
     a_line_that_could_not_be_made_counts_as_made: 4,
     a_child_that_hangs_is_left_alone: 146,
     a_child_is_started_again_only_after_long: 1,
+    a_child_that_fails_in_the_drain_is_forgotten: 12,
     streams_of_a_child_stay_open: 0,
 }
 """Bugs, each with a seed that has noticed it; after a change of the worlds others may."""
