@@ -23,6 +23,7 @@ from staged_pool.api.fleet.reports import Reports
 from staged_pool.api.http.listener import SocketFile
 from staged_pool.api.http.server import EXIT_OVERDUE, OVERDUE_S
 from staged_pool.api.limits.server_state import GRACE_S
+from staged_pool.api.rare_lines import RareLines
 from staged_pool.runtime.machine.signals import end_signals
 from staged_pool.stages.awake import Sleep, move_on_awake_after
 from staged_pool.stages.changes import Changes
@@ -85,6 +86,7 @@ class Supervisor:
         self._changes = Changes()
         self._stopping = anyio.Event()
         self._exit_code = 0
+        self._not_made = RareLines(log.error, "line.not_made")
         self._handlers: Mapping[type[Any], Callable[[Child, Any], object]] = {
             Listening: self._take_listening,
             Ready: self._take_ready,
@@ -202,7 +204,7 @@ class Supervisor:
             try:
                 await self._outside.send_line(front.line, front.handover, engine.handover)
             except OSError as error:
-                log.error("line.not_made", child=front.name, reason=str(error))
+                self._not_made.add(child=front.name, reason=str(error))
                 front.joined = None
                 await self._outside.sleep(FIRST_PAUSE_S)
 

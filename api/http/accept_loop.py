@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.api.http.listener import BACKLOG
+from staged_pool.api.rare_lines import RareLines
 from staged_pool.stages.log import get_logger
 
 ACCEPTED_AT_ONCE: Final = 16
@@ -41,6 +42,7 @@ class AcceptLoop:
         self._listener = listener
         self._begin = begin
         self._make_room = make_room
+        self._not_accepted = RareLines(log.warning, "connection.not_accepted")
 
     async def run(self, is_allowed: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Accept connections as they come.
@@ -66,7 +68,7 @@ class AcceptLoop:
             except (BlockingIOError, ConnectionError):
                 break
             except OSError as error:
-                log.warning("connection.not_accepted", reason=str(error))
+                self._not_accepted.add(reason=str(error))
                 return False
             try:
                 self._begin(accepted, address)

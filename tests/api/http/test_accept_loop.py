@@ -69,6 +69,23 @@ async def test_connections_beyond_the_descriptors_wait_until_one_ends() -> None:
         assert os.strerror(errno.EMFILE) in logs[0]["reason"]
 
 
+def test_a_flood_of_failed_accepts_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = [0.0, 0.0, 0.5, 0.999, 1.0, 1.5, 2.0]
+    monkeypatch.setattr(anyio, "current_time", iter(times_s).__next__)
+
+    class Full(socket.socket):
+        def accept(self) -> Any:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Full() as listener, captured_logs() as logs:
+        loop = AcceptLoop(listener, lambda *_: None, anyio.lowlevel.checkpoint)
+        for _ in times_s:
+            assert not loop.accept_waiting()
+    assert [entry["event"] for entry in logs] == ["connection.not_accepted"] * 3
+    assert [entry["times"] for entry in logs] == [1, 4, 2]
+    assert all(os.strerror(errno.EMFILE) in entry["reason"] for entry in logs)
+
+
 def _peer(accepted: socket.socket) -> Any:
     return accepted.getpeername()
 

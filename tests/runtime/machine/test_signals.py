@@ -57,11 +57,7 @@ def test_handlers_are_set_in_one_place() -> None:
         and node.func.attr in SETTERS
         and ast.unparse(node.func.value) in {"signal", "anyio", "faulthandler", "loop", "asyncio.get_running_loop()"}
     }
-<<<<<<< HEAD:tests/runtime/machine/test_signals.py
-    assert setting == {"runtime/machine/signals.py", *OTHER_SETTERS}
-=======
-    assert setting == {"api/signals.py"}
->>>>>>> 40360dbb (Fix signals that come while serve imports its modules):tests/api/test_signals.py
+    assert setting == {"runtime/machine/signals.py"}
 
 
 def test_every_event_loop_of_a_command_runs_behind_the_handlers() -> None:
