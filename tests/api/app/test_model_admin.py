@@ -492,7 +492,7 @@ async def test_a_drain_waits_for_requests_of_models_that_make_room(
 
     forced: list[int] = []
     monkeypatch.setattr(Server, "_end_process_after", lambda *_, exit_code: forced.append(exit_code))
-    settings = {"admin_api_keys": (KEY,), "models_memory_bytes": ROOM, "drain_lead_s": lead_s}
+    settings: dict[str, Any] = {"admin_api_keys": (KEY,), "models_memory_bytes": ROOM, "drain_lead_s": lead_s}
     async with (
         serving(config(folders["bert-mean"], "it"), **settings) as served,
         served.client() as client,

@@ -268,7 +268,7 @@ async def test_a_function_reaches_the_event_loop_from_its_thread_also_when_it_wa
 
 @pytest.mark.parametrize("end", BAD_ENDS)
 async def test_threads_give_back_their_places_whatever_a_call_does(end: BadEnd) -> None:
-    threads = FunctionThreads(2, pytest.fail)
+    threads = FunctionThreads(2, lambda left: pytest.fail(f"{left} calls are left"))
     for _ in range(5):
         with pytest.raises(Exception, match=r"cancellation|RustPanic|SystemExit|GeneratorExit"):
             await threads(end.called, None)

@@ -452,7 +452,7 @@ async def test_a_plain_cancelled_hook_that_hangs_is_left_with_its_thread(
     gate, ended = Gate(), threading.Event()
 
     class Hangs(AwaitedLetters):
-        def cancelled(self, context: PluginContext) -> None:
+        def cancelled(self, context: PluginContext) -> None:  # type: ignore[override]
             gate()
             ended.set()
 
