@@ -26,6 +26,7 @@ from staged_pool.runtime.load_deadline import LoadDeadline, LoadTimedOut
 from staged_pool.runtime.memory.governor import MemoryGovernor, NoRoom
 from staged_pool.runtime.models import load as load_module
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads
+from staged_pool.stages import foreign_file
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
 from tests.support.waiting import until
@@ -172,9 +173,12 @@ async def test_a_cancelled_load_that_hangs_keeps_its_caller_until_the_deadline_o
         assert tuple(engines) == ("mean",)
 
 
-async def test_a_folder_that_cannot_be_read_to_its_end_is_given_up(hold: Hold, mean: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "config.json"
+async def test_a_folder_that_cannot_be_read_to_its_end_is_given_up(
+    hold: Hold, mean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "config.json"  # it stands for a file on a disk that does not answer: a pipe would be rejected
     os.mkfifo(pipe)
+    monkeypatch.setattr(foreign_file, "_check", lambda *_: None)
     async with open_engines([config(mean, served_name="mean")]) as engines:
         hold.timeout_s = 1.0
         with pytest.raises(LoadTimedOut):

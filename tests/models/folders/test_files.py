@@ -22,7 +22,6 @@ from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.plugins.processor import PluginSetup
 from staged_pool.runtime.plugins.vllm_style import _vllm_config
 from staged_pool.stages.errors import ConfigError
-from staged_pool.stages.foreign_file import BadFile, open_file, read_file
 from tests.models.folders.limited import little_room
 from tests.servers.tiny_models import folder
 
@@ -64,9 +63,6 @@ def test_files_of_a_model_folder_are_read_in_one_place() -> None:
 @pytest.mark.parametrize("make", FAULTS)
 def test_a_file_without_an_end_is_not_read(tmp_path: Path, make: Maker) -> None:
     make(tmp_path / "config.json")
-    for read in (read_file, open_file):
-        with little_room(), pytest.raises(BadFile, match=FAULTS[make]):
-            read(tmp_path / "config.json")
     with little_room(), pytest.raises(ConfigError, match=rf"config\.json: cannot be read as JSON: {FAULTS[make]}"):
         JsonFile.read(tmp_path / "config.json", root=tmp_path)
     setup = PluginSetup(config=EngineConfig(), card=None, fetch=None, folder=str(tmp_path))  # type: ignore[arg-type]
@@ -117,15 +113,6 @@ def test_a_link_to_nothing_and_a_large_file_that_nobody_reads_do_no_harm(tmp_pat
     (model / "flax_model.msgpack").symlink_to(tmp_path / "absent")
     huge(model / "model.onnx_data")
     assert load_model(EngineConfig(model=str(model), dtype="float32", torch_threads=1)).card.outputs
-
-
-def test_a_file_that_grows_while_it_is_read_is_read_to_the_limit(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(bytes(100))
-    assert read_file(file, 100) == bytes(100)
-    # A file of the kernel says that it has no bytes.
-    with pytest.raises(BadFile, match="it has more than the 10 bytes that are allowed"):
-        read_file(Path("/proc/self/status"), 10)
 
 
 @pytest.mark.parametrize("content", [b"[12345678.", b"[12345678", b"[12345678 ", b'"12345678', b"[-", b"1234567 "])
