@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from staged_pool.stages.awake import Sleep, sleep_awake
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.wire import Bytes, Frame, FrameReader, LimitsOf, WireError, frame
@@ -19,10 +20,16 @@ SEND_BYTES: Final = 1 << 18
 """Most bytes of one write: the end of each shows that the peer reads."""
 
 MOST_UNREAD_BYTES: Final = 64 << 20
-"""Bytes that may be posted while the peer reads nothing; the link ends beyond them.
+"""Bytes that may wait for a peer that takes nothing. Beyond them, it has `UNREAD_S`, and then the link ends.
 
-A peer that is stopped would otherwise cost memory until somebody kills it. One that reads slowly never comes near it.
+A peer that is stopped would otherwise cost memory until somebody kills it. A burst of more is no reason for an end: no
+peer can take any of it before the writer has run.
 """
+
+UNREAD_S: Final = 5.0
+"""Seconds in which the peer may take nothing of much that waits.
+
+They count while this process runs: a freeze of both ends no link."""
 
 
 class Stream(Protocol):
@@ -40,25 +47,35 @@ class Link:
 
     One task writes and one reads, and neither is ever cancelled for the sake of a single request: a cancelled write
     would leave a cut frame. The reader waits for no stage. What may wait to be written is bounded by the credits of the
-    channels, and by the requests that admission lets in. If a peer reads nothing, by `MOST_UNREAD_BYTES`.
+    channels, and by the requests that admission lets in. If a peer takes nothing of more than `MOST_UNREAD_BYTES`, the
+    link ends after `UNREAD_S`, and nothing waits any more.
 
     Args:
         stream: The link closes it.
         handle: Takes each frame; runs on the event loop. A `WireError` from it ends the link.
         limits_of: See `FrameReader`.
+        sleep: Sleeps for some seconds by the clock.
     """
 
-    def __init__(self, stream: Stream, handle: Callable[[Frame], object], limits_of: LimitsOf) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        handle: Callable[[Frame], object],
+        limits_of: LimitsOf,
+        *,
+        sleep: Sleep = anyio.sleep,
+    ) -> None:
         self._stream = stream
         self._limits_of = limits_of
         self._handle = handle
+        self._sleep = sleep
         self._unsent: list[Bytes] = []
         self._waiting: Wakeup | None = None
         """Wakes the writer, which waits for frames."""
-        self._is_writing = False
-        """True while the writer waits for the peer to read."""
-        self._unread_bytes = 0
-        """Bytes that were posted since the peer has read something."""
+        self._taken = 0
+        """Pieces that the peer has taken."""
+        self._is_watched = False
+        """True while much waits, and a task looks whether the peer takes any of it."""
         self.unsent_bytes = 0
         """Bytes that the peer has not taken yet."""
         self._closing = False
@@ -69,26 +86,36 @@ class Link:
         """False once the link has ended: frames that are posted then are dropped."""
 
     def post(self, kind: int, head: bytes, *raw: Bytes) -> None:
-        """Send a frame as soon as possible, behind earlier ones. The link ends if the peer has long read nothing."""
+        """Send a frame as soon as possible, behind earlier ones. The link ends if the peer has long taken nothing."""
         if not self.is_open:
             return
-        if self._is_writing and self._unread_bytes > MOST_UNREAD_BYTES:
-            self._give_up(f"the peer reads nothing, and {self.unsent_bytes >> 20} MiB wait for it")
-            return
         parts = frame(kind, head, *raw)
-        size = sum(map(len, parts))
         self._unsent += parts
-        self._unread_bytes += size
-        self.unsent_bytes += size
+        self.unsent_bytes += sum(map(len, parts))
         if self._waiting is not None:
             self._waiting.set()
+        self._watch_much()
 
-    def _give_up(self, reason: str) -> None:
+    def _watch_much(self) -> None:
+        if self.unsent_bytes > MOST_UNREAD_BYTES and not self._is_watched and self._tasks is not None:
+            self._is_watched = True
+            self._tasks.start_soon(self._watch, self._tasks.cancel_scope)
+
+    async def _watch(self, link: anyio.CancelScope) -> None:
+        """End the link if the peer takes nothing for `UNREAD_S`. Return once little waits."""
+        while self.unsent_bytes > MOST_UNREAD_BYTES:
+            taken = self._taken
+            await sleep_awake(UNREAD_S, self._sleep)
+            if self._taken == taken and self.unsent_bytes > MOST_UNREAD_BYTES:
+                self._give_up(f"the peer reads nothing, and {self.unsent_bytes >> 20} MiB wait for it", link)
+                return
+        self._is_watched = False
+
+    def _give_up(self, reason: str, link: anyio.CancelScope) -> None:
         self.is_open = False
         self._unsent.clear()
         self._wrong = reason
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
+        link.cancel()
 
     def close(self) -> None:
         """End the link once everything that was posted is sent."""
@@ -111,6 +138,7 @@ class Link:
                 async with anyio.create_task_group() as tasks:
                     self._tasks = tasks
                     tasks.start_soon(self._write, tasks.cancel_scope)
+                    self._watch_much()
                     reason = await self._read()
                     tasks.cancel_scope.cancel()
         finally:
@@ -149,24 +177,22 @@ class Link:
                 self._waiting = None
                 continue
             parts, self._unsent = self._unsent, []
-            if not await self._send(b"".join(parts)):
+            if not await self._send(b"".join(parts), link):
                 return  # the reader still gets what the peer had sent, and then the end
 
-    async def _send(self, data: bytes) -> bool:
+    async def _send(self, data: bytes, link: anyio.CancelScope) -> bool:
         """Send bytes, piece by piece. Returns False if the peer is gone, or the system has no room for them."""
-        self._is_writing = True
         for start in range(0, len(data), SEND_BYTES):
             piece = data if len(data) <= SEND_BYTES else data[start : start + SEND_BYTES]
             try:
                 await self._stream.send(piece)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return False
-            except OSError as error:
-                self._give_up(_no_room(error))  # the peer is there, and would wait for the rest of this frame
+            except OSError as error:  # the peer is there, and would wait for the rest of this frame
+                self._give_up(_no_room(error), link)
                 return False
-            self._unread_bytes = 0
+            self._taken += 1
             self.unsent_bytes -= len(piece)
-        self._is_writing = False
         return True
 
 

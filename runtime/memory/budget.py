@@ -7,7 +7,7 @@ Decodes wait in their threads.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -197,11 +197,9 @@ class ByteAccount:
 
     def _serve_parties_without(self) -> None:
         """Let the parties that hold nothing take bytes as those that do not wait."""
-        if not self._queue:
-            self._waiting.clear()
-            return
-        for turn in sorted(self._firsts(), key=self._queue.ahead):
-            if not self._parties.get(turn.tenant) and self.has_room(turn.count, turn.tenant):
+        without = [party for party in self._waiting if not self._parties.get(party)]
+        for turn in sorted(self._firsts(without), key=self._queue.ahead):
+            if self.has_room(turn.count, turn.tenant):
                 self._take(turn)
                 turn.holding._waits = False
                 turn.holding.add(turn.count)
@@ -211,7 +209,7 @@ class ByteAccount:
         """Take the first turn that may gather out of the queue."""
         turn = self._queue.first(_always)
         if turn is not None and not self._may_gather(turn):
-            turn = min(filter(self._may_gather, self._firsts()), key=self._queue.ahead, default=None)
+            turn = min(filter(self._may_gather, self._firsts([*self._waiting])), key=self._queue.ahead, default=None)
         if turn is not None:
             self._take(turn)
         self._gathering = turn
@@ -227,10 +225,15 @@ class ByteAccount:
         """Return True if only the end of a load gives it enough: it must hold up nobody until then."""
         return self.lent_bytes > 0 and turn.count > self.limit_bytes
 
-    def _firsts(self) -> list[_Gathering]:
-        """Return the first turn of each party that waits."""
-        firsts = [self._queue.first(_always, like) for like in self._waiting.values()]
-        return [turn for turn in firsts if turn is not None]
+    def _firsts(self, parties: Iterable[Hashable]) -> list[_Gathering]:
+        """Return the first turn of each party given, and forget parties that wait no more."""
+        firsts = []
+        for party in parties:
+            if (turn := self._queue.first(_always, self._waiting[party])) is None:
+                del self._waiting[party]
+            else:
+                firsts.append(turn)
+        return firsts
 
     def _take(self, turn: _Gathering) -> None:
         self._queue.take(turn)

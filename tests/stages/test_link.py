@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import math
 import socket
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from staged_pool.stages.link import MOST_UNREAD_BYTES, Link
+from staged_pool.stages.awake import STEP_S
+from staged_pool.stages.link import MOST_UNREAD_BYTES, SEND_BYTES, UNREAD_S, Link
 from staged_pool.stages.unix_stream import UnixStream
 from staged_pool.stages.wire import MOST_BYTES, Frame, FrameLimits, WireError
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -108,22 +112,109 @@ class _Kept:
     async def aclose(self) -> None: ...
 
 
-async def test_a_peer_that_reads_nothing_ends_the_link_beyond_a_bound() -> None:
-    link, peer = await pair(lambda _: None)
-    reasons: list[str] = []
+class Ticks:
+    """A sleep that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.sleeping = 0
+        self._left = anyio.Semaphore(0)
+
+    async def __call__(self, seconds: float) -> None:
+        assert 0 < seconds < UNREAD_S
+        self.sleeping += 1
+        await self._left.acquire()
+        self.sleeping -= 1
+
+    async def pass_time(self) -> None:
+        """Let all steps of `UNREAD_S` pass."""
+        for _ in range(math.ceil(UNREAD_S / STEP_S)):
+            await until(lambda: self.sleeping == 1)
+            self._left.release()
+            await anyio.wait_all_tasks_blocked()
+
+
+async def read_some(peer: socket.socket, count: int) -> None:
+    """Read at least some bytes."""
+    peer.setblocking(False)
+    while count > 0:
+        try:
+            count -= len(peer.recv(count))
+        except BlockingIOError:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_a_burst_beyond_the_bound_ends_no_link_whose_peer_reads() -> None:
+    got = 0
+
+    def take(frame: Frame) -> None:
+        nonlocal got
+        got += len(frame.raw)
+
+    left, right = await linked(lambda _: None, take)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(left.run)
+        left.post(1, b"", bytes(4 << 20))
+        await anyio.wait_all_tasks_blocked()  # its writer waits for the peer
+        for _ in range(2):
+            for _ in range(MOST_UNREAD_BYTES >> 23):
+                left.post(1, b"", bytes(8 << 20))
+            left.post(1, b"state")
+            assert left.is_open
+        left.close()
+        assert await right.run() == "the peer closed it"
+    assert got == 2 * MOST_UNREAD_BYTES + (4 << 20)
+
+
+async def test_a_peer_that_reads_nothing_ends_the_link_once_much_waits_for_long() -> None:
+    ticks, reasons = Ticks(), list[str]()
+    ours, peer = socket.socketpair()
+    link = Link(UnixStream(ours), lambda _: None, any_size, sleep=ticks)
 
     async def run() -> None:
         reasons.append(await link.run())
 
     async with anyio.create_task_group() as tasks:
+        link.post(1, b"", bytes(MOST_UNREAD_BYTES // 2))
         tasks.start_soon(run)
-        while link.is_open:
-            link.post(1, b"", bytes(1 << 20))
-            assert link.unsent_bytes <= MOST_UNREAD_BYTES + (4 << 20), "what waits has no bound"
-            await anyio.wait_all_tasks_blocked()
-    peer.close()
-    (reason,) = reasons
-    assert "the peer reads nothing" in reason
+        await anyio.wait_all_tasks_blocked()
+        assert ticks.sleeping == 0, "little waits, so nobody looks"
+        link.post(1, b"", bytes(MOST_UNREAD_BYTES))
+        with peer:
+            for _ in range(3):
+                await until(lambda: ticks.sleeping == 1)
+                await read_some(peer, 2 * SEND_BYTES)  # at least one piece: a peer that takes some is not given up
+                await ticks.pass_time()
+                assert link.is_open
+            await ticks.pass_time()
+            await until(lambda: bool(reasons))
+    assert "the peer reads nothing" in reasons[0]
+    assert not link.is_open
+    link.post(1, b"", bytes(1 << 20))
+    assert not link._unsent, "and nothing waits for it"
+
+
+async def test_a_link_is_watched_again_after_a_time_in_which_little_waited() -> None:
+    ticks, got = Ticks(), 0
+
+    def take(frame: Frame) -> None:
+        nonlocal got
+        got += len(frame.raw)
+
+    ours, theirs = socket.socketpair()
+    left, right = (
+        Link(UnixStream(ours), lambda _: None, any_size, sleep=ticks),
+        Link(UnixStream(theirs), take, any_size),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(left.run)
+        tasks.start_soon(right.run)
+        for times in (1, 2):
+            left.post(1, b"", bytes(MOST_UNREAD_BYTES + 1))
+            await until(lambda: got == times * (MOST_UNREAD_BYTES + 1))  # noqa: B023
+            assert left.is_open
+            await ticks.pass_time()
+            assert ticks.sleeping == 0
+        left.close()
 
 
 async def test_a_peer_that_reads_slowly_gets_more_than_the_bound() -> None:

@@ -189,6 +189,7 @@ async def test_a_party_whose_holdings_never_end_leaves_room_for_others_that_wait
     for holding in waiting.holdings.values():
         holding.give_back()
     assert account.held_bytes == account.waiting == account._gathered_bytes == 0
+    assert not account._waiting, "nor is a party left"
 
 
 async def test_one_that_needs_all_bars_nobody_while_its_own_party_holds_something() -> None:
