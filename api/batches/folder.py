@@ -6,6 +6,7 @@ All functions block. Names of files come from ids that this package makes, never
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -88,10 +89,15 @@ class Folder:
         """Remove content that is no file; it may not exist."""
         self.content(file_id).unlink(missing_ok=True)
 
-    def remove_parts(self, batch: Batch) -> None:
-        """Remove what a run of a batch has left that is not to be resumed."""
+    def remove_parts(self, batch: Batch, unlisted: Iterable[str] = ()) -> None:
+        """Remove what a run of a batch has left that is not to be resumed.
+
+        Args:
+            batch: The batch.
+            unlisted: Ids of complete output that is no file.
+        """
         output, errors = self.content(batch.output_id), self.content(batch.errors_id)
-        for path in (journal_of(output), part_of(output), part_of(errors)):
+        for path in (journal_of(output), part_of(output), part_of(errors), *map(self.content, unlisted)):
             path.unlink(missing_ok=True)
 
     def part_bytes(self, batch: Batch) -> int:

@@ -169,7 +169,7 @@ class BatchRunner:
                 if failed.begins_anew:  # its own output may be what fills the disk
                     await anyio.to_thread.run_sync(store.folder.remove_parts, failed)
                 raise
-            await anyio.to_thread.run_sync(store.folder.remove_parts, failed)
+            await anyio.to_thread.run_sync(store.folder.remove_parts, failed, store.unlisted(failed))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is one batch's, and not the server's
             log.error("batch.not_saved", batch=failed.id, reason=as_text(error), retry_s=RETRY_S)
             return False

@@ -74,6 +74,10 @@ class Store:
             raise _unknown("file")
         return file
 
+    def unlisted(self, batch: Batch) -> Sequence[str]:
+        """Return the ids of the output of a batch that are no files."""
+        return [file_id for file_id in (batch.output_id, batch.errors_id) if file_id not in self._files]
+
     def files(self, owner: str) -> Sequence[StoredFile]:
         """Return all files of an owner, the oldest first."""
         now = self.clock()

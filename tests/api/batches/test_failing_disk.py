@@ -99,6 +99,11 @@ def parts(folder: Path) -> list[Path]:
     return list(folder.glob("files/*.part"))
 
 
+def contents(folder: Path) -> list[str]:
+    """List the contents of files and output, complete or not."""
+    return [path.name for path in folder.glob("files/*.content*")]
+
+
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("servers_may_import")]
 
 
@@ -155,6 +160,17 @@ async def test_no_call_of_the_folder_ends_the_server(
         gate.open()
         assert (await asking.ended(batch["id"]))["status"] == "failed"
         await serves(asking)
+
+
+async def test_output_that_cannot_be_listed_is_removed(tmp_path: Path, disk: Disk) -> None:
+    """Nobody can delete it, and its bytes count for nobody."""
+    disk.hold(Folder, "save_file")
+    async with at_the_gate(tmp_path) as (asking, gate, batch):
+        disk.fail(FULL)
+        gate.open()
+        assert (await asking.ended(batch["id"]))["status"] == "failed"
+        (file,) = (await asking.get("/v1/files"))["data"]
+        await until(lambda: contents(tmp_path) == [f"{file['id']}.content"])
 
 
 @pytest.mark.parametrize("name", ["new_upload", "keep_upload"])
