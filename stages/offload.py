@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
-from staged_pool.stages.daemon_threads import call_in_daemon
 from staged_pool.stages.errors import Abandoned
 from staged_pool.stages.user_code import as_exception
 
@@ -36,10 +36,11 @@ class Abandonable(Protocol):
 
 
 class ThreadOffload:
-    """Runs functions in daemon threads, `limit` of them at once."""
+    """Runs functions in anyio's worker threads, `limit` of them at once."""
 
     def __init__(self, limit: int) -> None:
         self.limiter = anyio.CapacityLimiter(limit)
+        self._unlimited = anyio.CapacityLimiter(math.inf)
         self._calls: set[anyio.CancelScope] = set()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
@@ -49,7 +50,9 @@ class ThreadOffload:
             try:
                 async with self.limiter:  # cancellable: nothing has begun yet
                     scope.shield = True
-                    await call_in_daemon(partial(_keep_outcome, function, argument, outcome))
+                    await anyio.to_thread.run_sync(
+                        _keep_outcome, function, argument, outcome, limiter=self._unlimited, abandon_on_cancel=True
+                    )
             finally:
                 self._calls.discard(scope)
         if scope.cancelled_caught:
@@ -78,7 +81,7 @@ class ThreadOffload:
 def _keep_outcome(function: Callable[[A], T], argument: A, outcome: list[tuple[T] | BaseException]) -> None:
     """Run a function, and keep its result or error in `outcome`.
 
-    An error must not pass through the frames of the thread: they would form a cycle with it, which keeps the
+    An error must not pass through the frames of anyio's thread: they would form a cycle with it, which keeps the
     caller's data alive until the garbage collector runs.
     """
     try:

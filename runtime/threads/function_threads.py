@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from staged_pool.runtime.threads.worker import loop_poster
-from staged_pool.stages.daemon_threads import call_in_daemon
 from staged_pool.stages.user_code import as_exception
 
 A = TypeVar("A")
@@ -20,7 +21,8 @@ T = TypeVar("T")
 class FunctionThreads:
     """An `Offload` whose calls are left behind if they are cancelled: a function that hangs holds up no caller.
 
-    A call that was left keeps its place until its thread has ended. So threads that hang are no more than `limit`.
+    A call that was left keeps its place until its thread has ended. So threads that hang are no more than `limit`. On
+    asyncio the interpreter waits for them at its end, as for every thread of anyio's or of asyncio's own.
 
     Args:
         limit: Most calls at once, those that were left included.
@@ -34,13 +36,14 @@ class FunctionThreads:
         self._logged = 0
         """Number of such calls that the log knows of."""
         self._places = anyio.CapacityLimiter(limit)
+        self._threads = anyio.CapacityLimiter(math.inf)
         self._log_left = log_left
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         call = _Call(function, argument, self._end_left)
         await self._places.acquire_on_behalf_of(call)
         try:
-            await call_in_daemon(call.run)
+            await anyio.to_thread.run_sync(call.run, limiter=self._threads, abandon_on_cancel=True)
         finally:
             if call.leave():
                 self._count_left(1)

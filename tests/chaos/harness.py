@@ -15,7 +15,6 @@ import httpx
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.threads.dedicated_threads import DedicatedThreads, ThreadsPart
-from staged_pool.stages import daemon_threads
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
 from tests.servers.on_socket import Served, serving
@@ -23,7 +22,7 @@ from tests.support.channels import acting_channels
 from tests.support.gates import Gate
 from tests.support.model import LetterModel
 
-POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_", daemon_threads.NAME)
+POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_")
 """Name prefixes of pool threads: the stages' idle threads, and asyncio's own pool, which resolves host names.
 
 asyncio's pool grows when there are more concurrent lookups than before.

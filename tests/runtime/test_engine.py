@@ -382,7 +382,7 @@ async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
             await engine.embed("a", dimensions=5)
         with pytest.raises(UnknownModel, match="`x` does not exist"):
             await engine.submit(lambda: EmbedRequest(inputs=(TextInput("a"),), model="x"), lambda r: r)
-        with pytest.raises(InvalidInput, match="Input 1, of type NoneType, is not a text"):
+        with pytest.raises(InvalidInput, match="Input 1 must be a text"):
             await engine.embed(["a", None])  # type: ignore[list-item]
 
 
