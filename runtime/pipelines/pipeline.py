@@ -180,7 +180,8 @@ class Pipeline:
             priority: See `submit`.
             tenant: See `submit`.
             trace: See `submit`.
-            answer: See `submit`. An outcome counts until it is read, and waits for room before.
+            answer: See `submit`. An outcome counts until it is read, and waits for room before. One that would not fit
+                alone fails the request with `TooLarge`.
 
         Raises:
             StagedPoolError: As for `submit`: at the beginning of the block, or from the iteration.
