@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +36,13 @@ class LinesRun:
 
 def lines_run(target: Callable[[bytes], None], data: bytes) -> int:
     lines, before = LinesRun(), sys.gettrace()
+    gc.disable()  # finalizers of other tests' garbage would run, and fail, at the bottom of a deep recursion
     sys.settrace(lines)
     try:
         target(data)
     finally:
         sys.settrace(before)
+        gc.enable()
     return lines.count
 
 

@@ -278,6 +278,7 @@ CALLERS = {
         "runtime/models/checkpoint/configs.py",
         "runtime/models/checkpoint/tokenizer.py",
         "runtime/models/checkpoint/weights.py",
+        "runtime/models/folders/vision_embedders.py",  # looks for the text in a model card, and calls nothing
         "runtime/models/images/settings.py",
         "runtime/plugins/vllm_style.py",  # the tokenizer and the image processor of a plugin's own model
     },
