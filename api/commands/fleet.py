@@ -60,7 +60,7 @@ def supervise(
         pipelines: Pipelines to serve, on these models.
         listener: The listening socket.
     """
-    from staged_pool.api.commands.child import ChildSettings
+    from staged_pool.api.commands.child_run import ChildSettings
     from staged_pool.api.fleet.processes import Launch
     from staged_pool.api.fleet.supervisor import Outside, Supervisor
 

@@ -32,6 +32,9 @@ LONGEST_PAUSE_S: Final = 0.1
 """Longest pause in seconds between two looks at a process."""
 STEP_S: Final = 20.0
 """Limit in seconds for steps that are quick on any working machine."""
+LOG_SHOWN: Final = 20_000
+"""Characters of the log of a server that a failing test prints."""
+
 END_S: Final = 60.0
 """Limit in seconds for an end, in which requests are finished."""
 
@@ -109,8 +112,10 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._connections.close()
+        if kind is not None and isinstance(self._log, Path):
+            print(f"Its log ends so:\n{self.log[-LOG_SHOWN:]}")  # the test fails: pytest shows this text
         self.process.kill()
         self.process.wait()
 

@@ -269,7 +269,7 @@ def test_a_freeze_that_is_longer_than_the_watchdog_kills_no_child(tmp_path: Path
 
 def test_signals_to_any_process_of_a_server_kill_nothing(tmp_path: Path) -> None:
     with ServerProcess(flags(), tmp_path / "log") as server:
-        server.wait_ready()
+        server.wait_until(lambda: [event["event"] for event in server.events].count("process.ready") == 3)
         before = children(server)
         for pid in (server.process.pid, *before.values()):
             os.kill(pid, signal.SIGUSR1)
