@@ -15,7 +15,7 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.runtime.media.urls import MAX_URL_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput, Video
 from staged_pool.runtime.video_frames import MAX_FRAMES, join_frames
-from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
+from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
 
 T = TypeVar("T")
 
@@ -60,80 +60,6 @@ class ImageFields(msgspec.Struct, kw_only=True):
 
 def _is_colour(value: object) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value)
-
-
-class ContentPart(msgspec.Struct):
-    """Part of a message or a document, with the fields of all types of parts."""
-
-    type: str | None = None
-    text: Any = None
-    image_url: Any = None
-    """`{"url": ...}`, or the URL."""
-    image: Any = None
-    """A URL, a data URL, or the image in base64."""
-    video_url: Any = None
-    """`{"url": ...}`, or the URL."""
-    video: Any = None
-    """A URL, a data URL, the video in base64, or a list of frames."""
-    uuid: Any = None
-    """The client's name of the image or the video."""
-
-    def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
-        """Return the text, the image or the video of the part.
-
-        Args:
-            where: Path of the part, such as `messages[0].content[1]`.
-            index: Index of the input that it belongs to.
-            default: Type of a part without `type`. None: `type` is required.
-
-        Raises:
-            InvalidInput: The type is unknown, or the field of the type is missing or wrong.
-        """
-        kind = default if self.type is None else self.type
-        match kind:
-            case None:
-                raise field_error(f"{where}.type", "this field is required", index)
-            case "text" | "input_text":
-                return self._text(where, index)
-            case "image_url" | "input_image":
-                given, path = self.image_url, f"{where}.image_url"
-                if isinstance(given, Mapping):
-                    given, path = given.get("url"), f"{path}.url"
-                return self._image(given, path, index, bare=False)
-            case "image":
-                return self._image(self.image, f"{where}.image", index, bare=True)
-            case "video_url":
-                given, path = self.video_url, f"{where}.video_url"
-                if isinstance(given, Mapping):
-                    given, path = given.get("url"), f"{path}.url"
-                return self._image(given, path, index, bare=False, moving=True)
-            case "video":
-                return self._image(self.video, f"{where}.video", index, bare=True, moving=True)
-            case _:
-                known = "`text`, `image_url`, `input_image`, `image`, `video_url` and `video` are"
-                what = f"`{shortened(kind)}` is not supported; {known}"
-                raise field_error(f"{where}.type", what, index)
-
-    def _text(self, where: str, index: int | None) -> str:
-        if self.text is None:
-            raise field_error(f"{where}.text", "this field is required", index)
-        if not isinstance(self.text, str):
-            raise field_error(f"{where}.text", "expected a text", index)
-        return self.text
-
-    def _image(self, given: object, where: str, index: int | None, *, bare: bool, moving: bool = False) -> Image:
-        if given is None:
-            raise field_error(where, "this field is required", index)
-        if not isinstance(given, str) and not (moving and bare and isinstance(given, list)):
-            what = "expected a text or a list of frames" if moving and bare else "expected a text"
-            raise field_error(where, what, index)
-        if self.uuid is not None and not isinstance(self.uuid, str):
-            kind = ".video" if moving else ".image"
-            raise field_error(f"{where.rpartition(kind)[0]}.uuid", "expected a text", index)
-        if isinstance(given, list):
-            return replace(read_frames(given, where, index), key=self.uuid)
-        read = read_video if moving else read_image
-        return replace(read(given, where, index, bare=bare), key=self.uuid)
 
 
 def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
@@ -221,24 +147,6 @@ def _not_empty(data: bytes, where: str, index: int | None, kind: str) -> bytes:
 def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] = InvalidInput) -> InvalidInput:
     extract_images.report_invalid()
     return field_error(where, what, index, error=error)
-
-
-def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:
-    """Join the parts of a message; texts only become one text, because some templates know no parts."""
-    if any(isinstance(part, Image) for part in parts):
-        return tuple(parts)
-    return "\n".join(part for part in parts if isinstance(part, str))
-
-
-def document(parts: list[str | Image]) -> Content:
-    """Make a query or a document of parts; a single image stays an image, without a conversation around it."""
-    content = joined(parts)
-    if isinstance(content, str):
-        return content
-    alone = content[0]
-    if len(content) == 1 and isinstance(alone, Image):
-        return alone
-    return Chat(({"role": "user", "content": content},))
 
 
 def echo(content: Content) -> dict[str, object]:

@@ -98,8 +98,9 @@ def test_videos_stand_where_images_do() -> None:
     found = read(score.read_score, {"queries": "a cat", "documents": [part, {"video": URL}, {"content": [part]}]})
     assert isinstance(found, ScoreRequest)
     assert found.documents == (video, Video(URL), video)
-    with pytest.raises(InvalidInput, match="either `text`, `image` or `video`"):
-        inputs(input=[{"video": BASE64, "image": BASE64}])
+    [both] = inputs(input=[{"video": BASE64, "image": BASE64}])
+    assert isinstance(both, TextInput)
+    assert both.source == Chat(({"role": "user", "content": (Image(DATA), video)},))
     with pytest.raises(UrlNotAllowed):
         inputs(input=[{"video": "ftp://a/b.mp4"}])
 
