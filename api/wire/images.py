@@ -15,13 +15,16 @@ from staged_pool.api.wire.field_errors import field_error
 from staged_pool.runtime.media.urls import MAX_URL_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput, Video
 from staged_pool.runtime.video_frames import MAX_FRAMES, join_frames
-from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
+from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
 
 T = TypeVar("T")
 
 _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
 _BACKGROUND: Final = "rgba_background_color"
+_MODE: Final = "image_mode"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
+_NESTED: Final = ("images_kwargs", "videos_kwargs")
+_OTHER_NESTED: Final = ("text_kwargs", "audio_kwargs", "common_kwargs")
 
 
 class MediaOptions(NamedTuple):
@@ -35,7 +38,10 @@ class ImageFields(msgspec.Struct, kw_only=True):
     """Fields with settings for the preprocessing of images and videos."""
 
     mm_processor_kwargs: dict[str, Any] | None = None
-    """Settings of the model's processor of images and videos."""
+    """Settings of the model's processor of images and videos.
+
+    Those in `images_kwargs` are for images alone, and those in `videos_kwargs` for videos alone.
+    """
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     """Settings by kind of media.
 
@@ -46,16 +52,52 @@ class ImageFields(msgspec.Struct, kw_only=True):
         """Return the options of each image and each video.
 
         Raises:
-            InvalidInput: `rgba_background_color` is not a colour. The model checks the other options.
+            InvalidInput: A setting is not supported, or stands there twice. The model checks the other options.
         """
-        options = dict(self.mm_processor_kwargs or {})
-        videos = {**options, **(self.media_io_kwargs or {}).get("video", {})}
-        reading = (self.media_io_kwargs or {}).get("image", {})
-        if _BACKGROUND in reading:
-            options[_BACKGROUND] = colour = reading[_BACKGROUND]
-            if not _is_colour(colour):
-                raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
-        return MediaOptions(options, videos)
+        if not self.mm_processor_kwargs and not self.media_io_kwargs:
+            return MediaOptions({}, {})
+        images, videos = (_processor_options(self.mm_processor_kwargs or {}, name) for name in _NESTED)
+        reading = self.media_io_kwargs or {}
+        for kind in reading:
+            if kind not in ("image", "video", "audio"):  # there is no sound, so its settings have no effect
+                raise field_error(f"media_io_kwargs.{shortened(kind)}", "not supported; expected `image` or `video`")
+        frames = reading.get("video", {})
+        if frames.get("num_frames") is not None or frames.get("fps") is not None:
+            videos.pop("do_sample_frames", None)  # of frames that are chosen while a video is read, all are taken
+        return MediaOptions(images | _reading_options(reading.get("image", {})), videos | frames)
+
+
+def _processor_options(given: Mapping[str, Any], nested: str) -> dict[str, object]:
+    """Return the settings of images, or of videos."""
+    for name in _OTHER_NESTED:
+        if given.get(name) is not None:
+            known = "expected settings of images and videos, `images_kwargs` or `videos_kwargs`"
+            raise field_error(f"mm_processor_kwargs.{name}", f"not supported; {known}")
+    common = {name: value for name, value in given.items() if name not in (*_NESTED, *_OTHER_NESTED)}
+    own = given.get(nested)
+    where = f"mm_processor_kwargs.{nested}"
+    if own is None:
+        return common
+    if not isinstance(own, dict):
+        raise field_error(where, "expected an object")
+    for name in own:
+        if name in common:
+            raise field_error(f"{where}.{shortened(name)}", "give it once; it is in `mm_processor_kwargs`, too")
+    return {**common, **own}
+
+
+def _reading_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of images that `media_io_kwargs.image` holds."""
+    for name in given:
+        if name not in (_BACKGROUND, _MODE):
+            raise field_error(f"media_io_kwargs.image.{shortened(name)}", f"not supported; expected `{_BACKGROUND}`")
+    if given.get(_MODE) not in (None, "RGB"):
+        raise field_error(f"media_io_kwargs.image.{_MODE}", "expected `RGB`, the colours that all models read")
+    if _BACKGROUND not in given:
+        return {}
+    if not _is_colour(given[_BACKGROUND]):
+        raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
+    return {_BACKGROUND: given[_BACKGROUND]}
 
 
 def _is_colour(value: object) -> bool:
