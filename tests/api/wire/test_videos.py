@@ -237,4 +237,7 @@ def test_ready_frames_are_joined_and_split() -> None:
         assert split_frames(joined[:-1]) is None or not frames[-1]
         assert split_frames(joined + b"x") is None
     assert split_frames(DATA) is None
+    for wrong, kind in (([Image(FIRST)], "Image"), ([FIRST, bytearray(SECOND)], "bytearray"), ("abc", "str")):
+        with pytest.raises(InvalidInput, match=f"must be the bytes of an encoded image, .*, not of type {kind}"):
+            Video.of_frames(wrong)  # type: ignore[arg-type]
     assert split_frames(join_frames([b"a"])[:26]) is None
