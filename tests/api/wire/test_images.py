@@ -228,6 +228,9 @@ def test_parts_without_a_type_are_what_their_fields_are() -> None:
     asked = read(mixedbread.read_reranking, query="q", input=[{"text": "a", "image": BASE64}, {"image": BASE64}])
     assert isinstance(asked, ScoreRequest)
     assert asked.documents == (BOTH, Image(DATA))
+    other = read(mixedbread.read_reranking, query="q", input=[{"source": "a book"}, {"image": URL, "title": "a cat"}])
+    assert isinstance(other, ScoreRequest)
+    assert other.documents == ("source: a book", f"image: {URL}\ntitle: a cat")
     assert pipelines.read_request(json.dumps({"data": [{"text": "a", "image": BASE64}]}).encode()) == {"data": [BOTH]}
 
 

@@ -170,6 +170,10 @@ def test_a_long_video_is_cut_out_of_the_json() -> None:
     sent = base64.b64encode(long).decode()
     assert inputs(input=[{"video": f"data:video/mp4;base64,{sent}"}]) == (Video(long),)
     assert inputs(input=[{"video": f"data:video/jpeg;base64,{sent},{sent}"}]) == (Video(join_frames([long, long])),)
+    for both in ({"text": "a", "video": sent}, {"content": [{"video": sent}, {"text": "a"}]}):
+        [given] = inputs(input=["b", both])[1:]
+        assert isinstance(given, TextInput)
+        assert given.source == Chat(({"role": "user", "content": (Video(long), "a")},))
 
 
 def test_files_of_forms_are_videos_by_field_or_type() -> None:
