@@ -270,6 +270,12 @@ class EmbedRequest(Request):
     The document is the texts one behind the other, with nothing between them.
     """
 
+    chunk_tokens: int | None = None
+    """Tokens of each chunk: multi_vector has a vector of each run of so many tokens of a text. None: of each token.
+
+    The special tokens count, and none is dropped. The last chunk may be shorter.
+    """
+
     offsets: bool = False
     """Return the characters of each token that has a vector in multi_vector."""
 
