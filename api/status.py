@@ -100,6 +100,11 @@ class Problem:
     def status(self) -> int:
         return self.kind.status
 
+    @property
+    def reason(self) -> str | None:
+        """The message of a problem that passes by itself, for the log; None for another one."""
+        return None if self.retry_after_s is None else self.message
+
     def fields(self) -> dict[str, object]:
         """Return the fields of the error body. `code` repeats the status, as vLLM's clients expect."""
         error = {"message": self.message, "type": self.kind.type, "param": self.param, "code": self.status}

@@ -9,6 +9,8 @@ from staged_pool.stages.errors import InvalidInput
 
 _TEXTS = "UOT"
 """Kinds of numpy's types whose values are texts or objects."""
+_MEDIA = frozenset({"image", "image_url", "video", "video_url"})
+"""Keys of objects that are inputs over HTTP, and in sentence-transformers."""
 
 
 def of_type(given: object) -> str:
@@ -43,6 +45,8 @@ def _way_out(given: object) -> str | None:
         return "Decode a text, as in `data.decode()`; wrap the file of an image, as in `Image(data)`."
     if isinstance(given, os.PathLike):
         return "Pass the text of the file, `path.read_text()`, or its image, `Image(path.read_bytes())`."
+    if isinstance(given, Mapping) and not _MEDIA.isdisjoint(given):
+        return "Pass an image as `Image(data)`; with a text it is one `Chat`, whose content is `(Image(data), text)`."
     if isinstance(given, Mapping):
         return "Pass a list of its values, such as `list(given.values())`; a conversation is a `Chat`."
     if isinstance(given, Set) and not isinstance(given, MappingView):

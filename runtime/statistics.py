@@ -37,6 +37,13 @@ class LaneStatistics:
     """Predicted seconds for everything in flight in it."""
     lag_s: float
     """Mean time of recent requests beyond the prediction, in seconds."""
+    headroom_s: float
+    """Seconds between the target delay and the largest accepted prediction: late answers raise it."""
+    rejected: Mapping[str, int]
+    """Requests rejected for their predicted delay since the start, by what made it too long.
+
+    `work` is the work ahead of a request and its own, and `lag` what recent requests took beyond that.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,16 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
     """Join encoded images, such as JPEGs, as the source of a `Video`.
 
     Raises:
-        InvalidInput: There is no frame, or there are more than `MAX_FRAMES`.
+        InvalidInput: There is no frame, there are more than `MAX_FRAMES`, or one of them is not `bytes`.
     """
+    for index, frame in enumerate(frames):
+        given: object = frame
+        if not isinstance(given, bytes):
+            raise InvalidInput(
+                f"Frame {index} must be the bytes of an encoded image, such as a JPEG, not of type "
+                f"{type(given).__name__}. Pass `path.read_bytes()` of a file, or `image.source` of an Image.",
+                param="input",
+            )
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise InvalidInput(f"A video has 1 to {MAX_FRAMES} ready frames, not {len(frames)}.", param="input")
     sizes = struct.pack(f">{len(frames)}I", *map(len, frames))

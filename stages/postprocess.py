@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
@@ -24,6 +25,26 @@ from staged_pool.stages.user_code import user_code
 R = TypeVar("R")
 
 log = get_logger("staged_pool.stages")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer to make: that of a request whose rows are complete."""
+
+    ticket: Ticket
+    make: Callable[[], object]
+    sent_at: float
+    """Time at which the last row was sent, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An answer that was made, or the error of its encoder."""
+
+    outcome: object
+    """The answer, or an `Exception`. None: the request was settled before."""
+    began: float
+    ended: float
 
 
 class PostprocessStage(Stage, Generic[R]):
@@ -73,19 +94,19 @@ class PostprocessStage(Stage, Generic[R]):
     async def _work(self) -> None:
         async for items in self._receiver:
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
-                small: list[tuple[Ticket, float]] = []
-                large: list[tuple[Ticket, float]] = []
-                for answer in self._deliver(items):
-                    if (finish := answer[0].answer_async()) is not None:
-                        self._finishers.start_soon(self._run_finisher, *answer, finish)
+                small: list[_Answer] = []
+                large: list[_Answer] = []
+                for ticket, sent_at in self._deliver(items):
+                    if (finish := ticket.answer_async()) is not None:
+                        self._finishers.start_soon(self._run_finisher, ticket, sent_at, finish)
                     else:
-                        (small if self._is_small(answer[0]) else large).append(answer)
+                        (small if self._is_small(ticket) else large).append(_Answer(ticket, ticket.answer(), sent_at))
                 if small:  # batches of large requests rarely complete one: they need not wait for the lock
-                    await self._answer_small(small)
-                for ticket, sent_at in large:
-                    await self._answer(ticket, sent_at, self._offload)
+                    async with self._answering:
+                        await self._answer(small)
+                await self._answer(large, self._offload)
                 held.handed_on()
-            del items  # their rows may lie in memory of another process, and the next ones may be long in coming
+            del items, small, large  # rows may lie in memory of another process, and the next may be long in coming
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
         """Give rows to their tickets.
@@ -104,16 +125,6 @@ class PostprocessStage(Stage, Generic[R]):
     def _is_small(self, ticket: Ticket) -> bool:
         return ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers
 
-    async def _answer_small(self, answers: Sequence[tuple[Ticket, float]]) -> None:
-        """Make small answers, and let other tasks run after every `ANSWERING_S`."""
-        async with self._answering:
-            pauses_at = self._clock() + ANSWERING_S
-            for ticket, sent_at in answers:
-                if self._clock() >= pauses_at:
-                    await anyio.lowlevel.checkpoint()
-                    pauses_at = self._clock() + ANSWERING_S
-                await self._answer(ticket, sent_at)
-
     async def _run_finisher(
         self, ticket: Ticket, sent_at: float, finish: Callable[[], Awaitable[Callable[[], object]]]
     ) -> None:
@@ -121,50 +132,73 @@ class PostprocessStage(Stage, Generic[R]):
         async with suppress_crash(self.meter):
             with custody("postprocess", (ticket,)) as held, anyio.CancelScope() as scope:
                 with ticket.on_settled(scope.cancel):
-                    await self._answer(ticket, sent_at, self._offload, finish)
+                    began = self._clock()
+                    try:
+                        make = await finish()
+                    except Exception as error:  # noqa: BLE001  # the boundary to plugins
+                        self._settle(ticket, _Made(error, began, began), sent_at)
+                    else:
+                        await self._answer([_Answer(ticket, make, sent_at)], self._offload)
                 held.handed_on()
 
-    async def _answer(
-        self,
-        ticket: Ticket,
-        sent_at: float,
-        offload: Offload | None = None,
-        finish: Callable[[], Awaitable[Callable[[], object]]] | None = None,
-    ) -> None:
-        started = self._clock()
+    async def _answer(self, answers: Sequence[_Answer], offload: Offload | None = None) -> None:
+        """Make answers and settle their tickets, with a pause after every `ANSWERING_S`.
+
+        Args:
+            answers: In this order, by one task or thread: each waits for those before it.
+            offload: Makes them off the event loop. None: on it, where other tasks run in the pauses.
+        """
+        while answers:
+            made = self._make(answers) if offload is None else await offload(self._make, answers)
+            for answer, each in zip(answers, made, strict=False):
+                self._settle(answer.ticket, each, answer.sent_at)
+            answers = answers[len(made) :]
+            if answers and offload is None:
+                await anyio.lowlevel.checkpoint()
+
+    def _make(self, answers: Sequence[_Answer]) -> list[_Made]:
+        """Make the first answers, for about `ANSWERING_S`: a hand-over between threads takes a tenth of that."""
+        made: list[_Made] = []
+        pauses_at = self._clock() + ANSWERING_S
+        for answer in answers:
+            began = self._clock()
+            if made and began >= pauses_at:
+                break
+            outcome = None if answer.ticket.settled else _outcome_of(answer.make)
+            made.append(_Made(outcome, began, self._clock()))
+        return made
+
+    def _settle(self, ticket: Ticket, made: _Made, sent_at: float) -> None:
+        """Settle a ticket with its answer, or with the error of the encoder."""
         if ticket.settled:
             self.meter.dropped[cause(ticket)] += 1
-            return
-        try:
-            make = ticket.answer() if finish is None else await finish()
-            if offload is None:
-                with user_code():
-                    value = make()
-            else:
-                value = await offload(_call, make)
-        except StagedPoolError as error:
-            self._fail(ticket, error)
-            return
-        except Exception as error:  # the boundary to encoders: one answer must not end a worker
-            if is_out_of_memory(error):
-                self._fail(ticket, exhausted(error, "postprocess"))
-                return
-            log.error("request.encode_failed", exc_info=error)
-            message = "the answer could not be written: a bug of the server"
-            self._fail(ticket, StageFailed(message, stage="postprocess"))
-            return
-        ended = self._clock()
-        self.meter.service.observe(ended - started)
-        ticket.timeline.postprocess_s = ended - sent_at
-        if (trace := ticket.timeline.trace) is not None:
-            trace.passed("postprocess", sent_at, ended)
-        self.meter.done += ticket.timeline.items
-        ticket.resolve(value)
-
-    def _fail(self, ticket: Ticket, error: StagedPoolError) -> None:
-        self.meter.dropped["failed"] += 1
-        ticket.fail(error)
+        elif isinstance(error := made.outcome, Exception):
+            self.meter.dropped["failed"] += 1
+            ticket.fail(_failure(error))
+            error.__traceback__ = None  # its frames lead back to it, and to the rows
+        else:
+            self.meter.service.observe(made.ended - made.began)
+            ticket.timeline.postprocess_s = made.ended - sent_at
+            if (trace := ticket.timeline.trace) is not None:
+                trace.passed("postprocess", sent_at, made.ended)
+            self.meter.done += ticket.timeline.items
+            ticket.resolve(made.outcome)
 
 
-def _call(make: Callable[[], object]) -> object:
-    return make()
+def _outcome_of(make: Callable[[], object]) -> object:
+    """Return an answer, or the error of its encoder: one answer must end neither the worker nor the others."""
+    try:
+        with user_code():
+            return make()
+    except Exception as error:  # noqa: BLE001
+        return error
+
+
+def _failure(error: Exception) -> StagedPoolError:
+    """Return the error for the caller of an answer that could not be made."""
+    if isinstance(error, StagedPoolError):
+        return error
+    if is_out_of_memory(error):
+        return exhausted(error, "postprocess")
+    log.error("request.encode_failed", exc_info=error)
+    return StageFailed("the answer could not be written: a bug of the server", stage="postprocess")

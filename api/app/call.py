@@ -68,6 +68,8 @@ class Answer:
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """Name of the problem in the log, if this answers one."""
+    reason: str | None = None
+    """Message of a problem that passes by itself, for the log."""
     file: OpenFile | None = None
     """Body that is a file, instead of `body`; it is closed once it is sent."""
     sent_bytes: int | None = None
@@ -88,7 +90,7 @@ class Answer:
     @staticmethod
     def of(problem: Problem, error_format: ErrorFormat) -> Answer:
         status, body = error_format(problem)
-        return Answer(body, status, headers=problem.headers(), word=problem.kind.word)
+        return Answer(body, status, headers=problem.headers(), word=problem.kind.word, reason=problem.reason)
 
 
 class Lines:

@@ -97,6 +97,8 @@ class FinishedRequests:
         }
         if outcome.word is not None:
             fields["error"] = outcome.word
+        if outcome.reason is not None:
+            fields["reason"] = outcome.reason
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
         fields["answer_bytes"] = answer_bytes

@@ -64,9 +64,8 @@ def options(contents: Iterable[Content]) -> dict[str, object]:
     videos = _same([each.options for each in given if isinstance(each, Video)], "videos")
     images = _same([each.options for each in given if not isinstance(each, Video)], "images")
     if images:
-        fields["mm_processor_kwargs"] = images
-        if any(isinstance(each, Video) for each in given):  # they would have them too
-            raise InvalidInput("Images with options and videos need a request each.", param="input")
+        has_videos = any(isinstance(each, Video) for each in given)  # they would have them, too
+        fields["mm_processor_kwargs"] = {"images_kwargs": images} if has_videos else images
     if videos:
         fields["media_io_kwargs"] = {"video": videos}
     return fields

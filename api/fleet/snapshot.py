@@ -21,7 +21,8 @@ _COUNTERS: Final = frozenset({
     "DeviceStatistics.padding_tokens", "DeviceStatistics.tokens", "DeviceStatistics.wasted_tokens",
     "EngineStatistics.cancelled", "EngineStatistics.expired", "HistogramSnapshot.counts", "HistogramSnapshot.sum_s",
     "HttpStatistics.connections_evicted", "HttpStatistics.connections_rejected", "HttpStatistics.finished",
-    "ImageCacheStatistics.hits", "ImageCacheStatistics.misses", "PipelineStageStatistics.done",
+    "ImageCacheStatistics.hits", "ImageCacheStatistics.misses", "LaneStatistics.rejected",
+    "PipelineStageStatistics.done",
     "PipelineStageStatistics.failed", "PipelineStageStatistics.skipped", "PipelineStatistics.outcomes",
     "HttpStatistics.reader_s", "RouteStatistics.answer_bytes", "ReplicaStatistics.batches", "ReplicaStatistics.busy_s",
     "ReplicaStatistics.tokens", "ResultCacheStatistics.hits", "ResultCacheStatistics.misses", "SizesSnapshot.counts",
@@ -36,7 +37,8 @@ _EXEMPLARS: Final = "RouteStatistics.exemplars"
 _LARGEST: Final = frozenset({
     "AdmissionStatistics.bytes_per_token", "AdmissionStatistics.drain_s", "AdmissionStatistics.lag_s",
     "AdmissionStatistics.target_delay_s", "DeviceStatistics.running_s", "HttpStatistics.memory_fullness",
-    "HttpStatistics.memory_pressure", "ModelFacts.load_s", "ModelFacts.width", "PipelineStatistics.drain_s",
+    "HttpStatistics.memory_pressure", "LaneStatistics.headroom_s", "ModelFacts.load_s", "ModelFacts.width",
+    "PipelineStatistics.drain_s",
     "StageStatistics.fullness", "StageStatistics.oldest_s",
 })  # fmt: skip
 """Numbers whose sum says nothing: the largest one counts."""

@@ -29,7 +29,7 @@ _PART: Final[Schema] = {
         {
             "type": "object",
             "properties": {"type": {"enum": names}, field: schema},
-            "required": ["type", field],
+            "required": [field],
         }
         for names, field, schema in (
             (["text", "input_text"], "text", _TEXT),
@@ -51,9 +51,12 @@ _CHATS: Final[Schema] = {"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "min
 _LISTS_OF_IDS: Final[Schema] = {"type": "array", "items": _IDS, "minItems": 1}
 _OBJECT: Final[Schema] = {
     "anyOf": [
-        {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
-        {"type": "object", "properties": {"image": _TEXT}, "required": ["image"]},
-        {"type": "object", "properties": {"video": _TEXT}, "required": ["video"]},
+        *_PART["anyOf"],
+        {
+            "type": "object",
+            "properties": {"content": {"type": "array", "items": _PART, "minItems": 1}},
+            "required": ["content"],
+        },
     ]
 }
 _OBJECTS: Final[Schema] = {"type": "array", "items": {"anyOf": [_TEXT, *_OBJECT["anyOf"]]}, "minItems": 1}
@@ -68,6 +71,8 @@ UNTYPED: Final[Mapping[str, Schema]] = {
     "video": {"anyOf": [*_FRAMES["anyOf"], {"type": "null"}]},
     "video_url": {"anyOf": [*_URL["anyOf"], {"type": "null"}]},
     "uuid": _TEXT_OR_NULL,
+    "source": {"type": "null"},
+    "file_id": {"type": "null"},
     "messages": {"anyOf": [*_CHATS["anyOf"], {"type": "null"}]},
     "normalize": {"not": {}},
     "chat_template": {"type": "null"},

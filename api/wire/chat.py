@@ -10,7 +10,8 @@ import msgspec
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import RequestFields
-from staged_pool.api.wire.images import ContentPart, joined, with_options
+from staged_pool.api.wire.images import with_options
+from staged_pool.api.wire.parts import ContentPart, joined
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.foreign_json import MOST_DEPTH
@@ -73,8 +74,14 @@ def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]
 def _chat(messages: list[dict[str, Any]], fields: ChatFields, where: str, index: int | None) -> Chat:
     if not messages:
         raise _none_of(where, index)
+    read = tuple(_message(message, f"{where}[{place}]", index) for place, message in enumerate(messages))
+    return conversation(read, fields)
+
+
+def conversation(messages: tuple[Mapping[str, object], ...], fields: ChatFields) -> Chat:
+    """Return a conversation of checked messages, with the settings of its template and images."""
     chat = Chat(
-        messages=tuple(_message(message, f"{where}[{place}]", index) for place, message in enumerate(messages)),
+        messages=messages,
         add_generation_prompt=bool(fields.add_generation_prompt),
         continue_final_message=bool(fields.continue_final_message),
         template_arguments=fields.chat_template_kwargs or {},
@@ -102,10 +109,10 @@ def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[
     if not isinstance(content, list):
         raise field_error(f"{where}.content", "expected a text or a list of parts", index)
     parts = [_part(part, f"{where}.content[{place}]", index) for place, part in enumerate(content)]
-    return message | {"content": joined(parts)}
+    return message | {"content": joined([each for part in parts for each in part])}
 
 
-def _part(part: object, where: str, index: int | None) -> str | Image:
+def _part(part: object, where: str, index: int | None) -> list[str | Image]:
     if not isinstance(part, dict):
         raise field_error(where, "expected an object with a `type`", index)
     if not isinstance(part.get("type"), str | None):

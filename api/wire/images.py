@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
 _BACKGROUND: Final = "rgba_background_color"
+_MODE: Final = "image_mode"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
+_NESTED: Final = ("images_kwargs", "videos_kwargs")
+_OTHER_NESTED: Final = ("text_kwargs", "audio_kwargs", "common_kwargs")
 
 
 class MediaOptions(NamedTuple):
@@ -35,7 +38,10 @@ class ImageFields(msgspec.Struct, kw_only=True):
     """Fields with settings for the preprocessing of images and videos."""
 
     mm_processor_kwargs: dict[str, Any] | None = None
-    """Settings of the model's processor of images and videos."""
+    """Settings of the model's processor of images and videos.
+
+    Those in `images_kwargs` are for images alone, and those in `videos_kwargs` for videos alone.
+    """
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     """Settings by kind of media.
 
@@ -46,94 +52,56 @@ class ImageFields(msgspec.Struct, kw_only=True):
         """Return the options of each image and each video.
 
         Raises:
-            InvalidInput: `rgba_background_color` is not a colour. The model checks the other options.
+            InvalidInput: A setting is not supported, or stands there twice. The model checks the other options.
         """
-        options = dict(self.mm_processor_kwargs or {})
-        videos = {**options, **(self.media_io_kwargs or {}).get("video", {})}
-        reading = (self.media_io_kwargs or {}).get("image", {})
-        if _BACKGROUND in reading:
-            options[_BACKGROUND] = colour = reading[_BACKGROUND]
-            if not _is_colour(colour):
-                raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
-        return MediaOptions(options, videos)
+        if not self.mm_processor_kwargs and not self.media_io_kwargs:
+            return MediaOptions({}, {})
+        images, videos = (_processor_options(self.mm_processor_kwargs or {}, name) for name in _NESTED)
+        reading = self.media_io_kwargs or {}
+        for kind in reading:
+            if kind not in ("image", "video", "audio"):  # there is no sound, so its settings have no effect
+                raise field_error(f"media_io_kwargs.{shortened(kind)}", "not supported; expected `image` or `video`")
+        frames = reading.get("video", {})
+        if frames.get("num_frames") is not None or frames.get("fps") is not None:
+            videos.pop("do_sample_frames", None)  # of frames that are chosen while a video is read, all are taken
+        return MediaOptions(images | _reading_options(reading.get("image", {})), videos | frames)
+
+
+def _processor_options(given: Mapping[str, Any], nested: str) -> dict[str, object]:
+    """Return the settings of images, or of videos."""
+    for name in _OTHER_NESTED:
+        if given.get(name) is not None:
+            known = "expected settings of images and videos, `images_kwargs` or `videos_kwargs`"
+            raise field_error(f"mm_processor_kwargs.{name}", f"not supported; {known}")
+    common = {name: value for name, value in given.items() if name not in (*_NESTED, *_OTHER_NESTED)}
+    own = given.get(nested)
+    where = f"mm_processor_kwargs.{nested}"
+    if own is None:
+        return common
+    if not isinstance(own, dict):
+        raise field_error(where, "expected an object")
+    for name in own:
+        if name in common:
+            raise field_error(f"{where}.{shortened(name)}", "give it once; it is in `mm_processor_kwargs`, too")
+    return {**common, **own}
+
+
+def _reading_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of images that `media_io_kwargs.image` holds."""
+    for name in given:
+        if name not in (_BACKGROUND, _MODE):
+            raise field_error(f"media_io_kwargs.image.{shortened(name)}", f"not supported; expected `{_BACKGROUND}`")
+    if given.get(_MODE) not in (None, "RGB"):
+        raise field_error(f"media_io_kwargs.image.{_MODE}", "expected `RGB`, the colours that all models read")
+    if _BACKGROUND not in given:
+        return {}
+    if not _is_colour(given[_BACKGROUND]):
+        raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
+    return {_BACKGROUND: given[_BACKGROUND]}
 
 
 def _is_colour(value: object) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value)
-
-
-class ContentPart(msgspec.Struct):
-    """Part of a message or a document, with the fields of all types of parts."""
-
-    type: str | None = None
-    text: Any = None
-    image_url: Any = None
-    """`{"url": ...}`, or the URL."""
-    image: Any = None
-    """A URL, a data URL, or the image in base64."""
-    video_url: Any = None
-    """`{"url": ...}`, or the URL."""
-    video: Any = None
-    """A URL, a data URL, the video in base64, or a list of frames."""
-    uuid: Any = None
-    """The client's name of the image or the video."""
-
-    def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
-        """Return the text, the image or the video of the part.
-
-        Args:
-            where: Path of the part, such as `messages[0].content[1]`.
-            index: Index of the input that it belongs to.
-            default: Type of a part without `type`. None: `type` is required.
-
-        Raises:
-            InvalidInput: The type is unknown, or the field of the type is missing or wrong.
-        """
-        kind = default if self.type is None else self.type
-        match kind:
-            case None:
-                raise field_error(f"{where}.type", "this field is required", index)
-            case "text" | "input_text":
-                return self._text(where, index)
-            case "image_url" | "input_image":
-                given, path = self.image_url, f"{where}.image_url"
-                if isinstance(given, Mapping):
-                    given, path = given.get("url"), f"{path}.url"
-                return self._image(given, path, index, bare=False)
-            case "image":
-                return self._image(self.image, f"{where}.image", index, bare=True)
-            case "video_url":
-                given, path = self.video_url, f"{where}.video_url"
-                if isinstance(given, Mapping):
-                    given, path = given.get("url"), f"{path}.url"
-                return self._image(given, path, index, bare=False, moving=True)
-            case "video":
-                return self._image(self.video, f"{where}.video", index, bare=True, moving=True)
-            case _:
-                known = "`text`, `image_url`, `input_image`, `image`, `video_url` and `video` are"
-                what = f"`{shortened(kind)}` is not supported; {known}"
-                raise field_error(f"{where}.type", what, index)
-
-    def _text(self, where: str, index: int | None) -> str:
-        if self.text is None:
-            raise field_error(f"{where}.text", "this field is required", index)
-        if not isinstance(self.text, str):
-            raise field_error(f"{where}.text", "expected a text", index)
-        return self.text
-
-    def _image(self, given: object, where: str, index: int | None, *, bare: bool, moving: bool = False) -> Image:
-        if given is None:
-            raise field_error(where, "this field is required", index)
-        if not isinstance(given, str) and not (moving and bare and isinstance(given, list)):
-            what = "expected a text or a list of frames" if moving and bare else "expected a text"
-            raise field_error(where, what, index)
-        if self.uuid is not None and not isinstance(self.uuid, str):
-            kind = ".video" if moving else ".image"
-            raise field_error(f"{where.rpartition(kind)[0]}.uuid", "expected a text", index)
-        if isinstance(given, list):
-            return replace(read_frames(given, where, index), key=self.uuid)
-        read = read_video if moving else read_image
-        return replace(read(given, where, index, bare=bare), key=self.uuid)
 
 
 def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
@@ -221,24 +189,6 @@ def _not_empty(data: bytes, where: str, index: int | None, kind: str) -> bytes:
 def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] = InvalidInput) -> InvalidInput:
     extract_images.report_invalid()
     return field_error(where, what, index, error=error)
-
-
-def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:
-    """Join the parts of a message; texts only become one text, because some templates know no parts."""
-    if any(isinstance(part, Image) for part in parts):
-        return tuple(parts)
-    return "\n".join(part for part in parts if isinstance(part, str))
-
-
-def document(parts: list[str | Image]) -> Content:
-    """Make a query or a document of parts; a single image stays an image, without a conversation around it."""
-    content = joined(parts)
-    if isinstance(content, str):
-        return content
-    alone = content[0]
-    if len(content) == 1 and isinstance(alone, Image):
-        return alone
-    return Chat(({"role": "user", "content": content},))
 
 
 def echo(content: Content) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import json_decode
-from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
+from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversation, conversations
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
@@ -48,7 +48,7 @@ class InputFields(ChatFields, kw_only=True):
     """Fields with the inputs of a request; fields that are not named here are ignored."""
 
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """`str | list[str] | list[int] | list[list[int]]`, conversations, or objects with a text or an image."""
+    """`str | list[str] | list[int] | list[list[int]]`, conversations, or objects with a text, an image or both."""
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """One conversation, or a list of them."""
     truncate_prompt_tokens: MaxTokens | None = None
@@ -137,15 +137,24 @@ def _conversations(raw: msgspec.Raw, fields: InputFields, root: str) -> tuple[Se
 def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], InputPaths]:
     depth, first = json_decode.shape(raw)
     if first == b"{":
-        objects = object_inputs(raw, "input") if depth < 2 else None
+        objects = _objects(raw, fields) if depth < 2 else None
         return _conversations(raw, fields, "input") if objects is None else objects
     try:
         sources = texts_or_ids(raw, "input", none="You must pass at least one prompt")
     except InvalidInput:
         if (depth, first) != (1, b'"') or not _OBJECT.search(memoryview(raw)):
             raise
-        return object_inputs(raw, "input") or ((), InputPaths("input"))  # a list of texts and objects
+        return _objects(raw, fields) or ((), InputPaths("input"))  # a list of texts and objects
     return sources, places_of_texts(raw, "input")
+
+
+def _objects(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], InputPaths] | None:
+    """Read input objects; None if they are messages. Texts and images of one object become a conversation."""
+    found = object_inputs(raw, "input")
+    if found is None:
+        return None
+    sources, places = found
+    return [conversation(each.messages, fields) if isinstance(each, Chat) else each for each in sources], places
 
 
 def _named_image(source: Source, index: int) -> Image:

@@ -10,9 +10,9 @@ from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.encodings import EmbedDType, Encoding
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
-from staged_pool.api.wire.images import read_image, read_video
+from staged_pool.api.wire.parts import ContentPart, document, read_parts
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.requests import Image
+from staged_pool.runtime.requests import Content
 
 EmbeddingType: TypeAlias = Literal[
     "float", "base64", "float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"
@@ -26,30 +26,31 @@ TASKS: Final = (
 """Values of Jina's `task`. If the model has no prompt for one, the text gets none."""
 
 
-class ObjectInput(msgspec.Struct):
-    """Input object with either a text, an image or a video."""
+class ObjectInput(ContentPart):
+    """Input object: a text, an image, a video, several of them as one input, or its parts in `content`."""
 
-    text: str | None = None
-    image: str | None = None
-    """A URL, a data URL, or the image in base64."""
-    video: str | None = None
-    """A URL, a data URL, or the video in base64."""
+    content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     role: Any = None
     """Set in a message of a conversation, which is not an input object."""
+
+    @property
+    def has_content(self) -> bool:
+        return isinstance(self.content, msgspec.Raw) and not json_decode.is_null(self.content)
 
 
 _OBJECT: Final = msgspec.json.Decoder(ObjectInput)
 _OBJECTS: Final = msgspec.json.Decoder(list[str | ObjectInput])
+_CONTENT: Final = msgspec.json.Decoder(str | list[ContentPart])
 
 
-def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], InputPaths] | None:
+def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[Content], InputPaths] | None:
     """Read one input object, or a list of texts and objects.
 
     Returns:
         The inputs and their paths; None if the list holds messages.
 
     Raises:
-        InvalidInput: An object has neither a text nor an image nor a video, or several of them.
+        InvalidInput: An object has no text, no image and no video, or one of them is wrong.
     """
     depth, _ = json_decode.shape(raw)
     if depth == 0:
@@ -63,23 +64,27 @@ def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Input
 
 
 def _ending(given: str | ObjectInput) -> str:
-    """Return the path from an input to its text, image or video."""
+    """Return the path from an input to its only field."""
     if isinstance(given, str):
         return ""
-    return ".image" if given.image is not None else ".video" if given.video is not None else ".text"
+    names = ["content"] if given.has_content else given.given
+    return f".{names[0]}" if len(names) == 1 else ""
 
 
-def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Image:
+def _source(given: str | ObjectInput, where: str, index: int | None) -> Content:
     if isinstance(given, str):
         return given
-    if (given.text, given.image, given.video).count(None) != 2:
-        what = "expected an object with either `text`, `image` or `video`, or a message with a `role`"
+    if isinstance(given.content, msgspec.Raw) and given.has_content:
+        parts = json_decode.decode(_CONTENT, given.content, root=f"{where}.content")
+        if isinstance(parts, str):
+            return parts
+        if not parts:
+            raise field_error(f"{where}.content", "at least one part is needed", index)
+        return document(read_parts(parts, f"{where}.content", index))
+    if not given.given and given.type is None:
+        what = "expected an object with `text`, `image`, `video` or several of them, or a message with a `role`"
         raise field_error(where, what, index)
-    if given.video is not None:
-        return read_video(given.video, f"{where}.video", index, bare=True)
-    if given.image is not None:
-        return read_image(given.image, f"{where}.image", index, bare=True)
-    return given.text or ""
+    return document(given.read(where, index))
 
 
 def prompt_name(task: str | None, card: ModelCard) -> str | None:

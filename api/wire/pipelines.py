@@ -14,7 +14,7 @@ from staged_pool.api.status import problem
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump, pieces_of
 from staged_pool.api.wire.exchange import Body, usage_fields
-from staged_pool.api.wire.images import ContentPart
+from staged_pool.api.wire.parts import FIELDS, ContentPart, document
 from staged_pool.api.wire.user_values import write_value
 from staged_pool.runtime.pipelines.items import ItemError, Outcome, PipelineResult
 from staged_pool.runtime.results import Usage
@@ -22,13 +22,12 @@ from staged_pool.stages.errors import StageFailed
 from staged_pool.stages.foreign_json import MOST_DEPTH
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
-_KINDS: Final = ("text", "image", "image_url", "video", "video_url")
-_PARTS: Final = frozenset({"type", "uuid", *_KINDS})
+_PARTS: Final = frozenset({"type", "uuid", *FIELDS})
 """Fields of a text or an image as a part of a message."""
 
 
 def read_request(body: Body) -> Mapping[str, object]:
-    """Return the fields of a request. A part of a message in a field becomes its text or its image.
+    """Return the fields of a request. A part of a message in a field becomes its text, its image, or both in one.
 
     Raises:
         InvalidInput: The body is no JSON object, or an image in it is wrong.
@@ -40,9 +39,9 @@ def read_request(body: Body) -> Mapping[str, object]:
 def _content(value: object, where: str, index: int | None = None) -> object:
     if isinstance(value, list) and index is None:
         return [_content(entry, f"{where}[{place}]", place) for place, entry in enumerate(value)]
-    if isinstance(value, dict) and value and value.keys() <= _PARTS and value.keys() & {*_KINDS}:
-        default = next(kind for kind in _KINDS if kind in value)
-        return msgspec.convert(value, ContentPart).read(where, index, default=default)
+    if isinstance(value, dict) and value and value.keys() <= _PARTS and value.keys() & {*FIELDS}:
+        default = next(name for name in FIELDS if name in value)
+        return document(msgspec.convert(value, ContentPart).read(where, index, default=default))
     return value
 
 

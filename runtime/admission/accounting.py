@@ -43,14 +43,20 @@ NEGLIGIBLE: Final = 1e-6
 class UsageTotals:
     """Amounts that several requests have in flight, in sum."""
 
-    __slots__ = ("body_bytes", "items", "requests", "tokens")
+    __slots__ = ("body_bytes", "computed", "items", "requests", "tokens")
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
         self.requests = 0
         self.items = 0
         self.body_bytes = 0
         self.tokens = dict.fromkeys(lanes, 0.0)
-        """Tokens by lane."""
+        """Tokens by lane, without those that are computed."""
+        self.computed = dict.fromkeys(lanes, 0)
+        """Tokens that the device has computed of requests in flight, by lane."""
+
+    def whole(self, lane: Lane) -> float:
+        """Return the tokens of the requests in flight, with those that are computed."""
+        return self.tokens[lane] + self.computed[lane]
 
     @property
     def limited(self) -> tuple[float, ...]:
@@ -90,7 +96,9 @@ class Reservation:
         "counted_in",
         "entered_at",
         "expected_s",
+        "headroom_s",
         "is_in_flight",
+        "is_predicted",
         "items",
         "lane",
         "lanes",
@@ -128,6 +136,10 @@ class Reservation:
         """The lane that determines its delay."""
         self.expected_s = expected_s
         """Predicted seconds to its answer, at its arrival."""
+        self.headroom_s = 0.0
+        """Seconds between the largest accepted prediction and the target delay, at its arrival."""
+        self.is_predicted = False
+        """The time of a batch was known at its arrival."""
         self.is_in_flight = True
         """False once it is given back. Items of a caller who left may move on for a while, uncounted."""
 
@@ -166,6 +178,8 @@ class Reservation:
         """See `Load.computed`."""
         if self.is_in_flight and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.computed += tokens
+            for totals in self.counted_in:
+                totals.computed[cast(Lane, lane)] += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
             self._in_flight.room_freed()
 
@@ -256,6 +270,8 @@ class InFlight:
         """Remove the usage of a lane from a request."""
         usage = reservation.lanes.pop(lane)
         self._count(reservation, lane, -usage.tokens)
+        for totals in reservation.counted_in:
+            totals.computed[lane] -= usage.computed
         self.unprepared[lane] -= usage.unprepared
         self.feed(usage, lane, -usage.fed)
 

@@ -31,14 +31,15 @@ from staged_pool.runtime.admission.accounting import (
 )
 from staged_pool.runtime.admission.delays import Delays
 from staged_pool.runtime.admission.estimates import Estimate, Estimates
+from staged_pool.runtime.admission.prediction import cause_of, in_words
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
+from staged_pool.runtime.statistics import AdmissionStatistics
 from staged_pool.stages.errors import ADMISSION, DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
-from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, TIMES_FREE
+from staged_pool.stages.scheduling.tuning import TIMES_FREE
 from staged_pool.stages.ticket import Ticket
 
 EXPECTED_S: Final = 0.1
@@ -53,6 +54,8 @@ class LimitReached(NamedTuple):
     message: str
     lane: Lane
     """The lane that determines the delay of the request."""
+    cause: str | None = None
+    """Cause of a predicted delay that is too long: `work` or `lag`. None: the limit is another one."""
 
 
 class Admission:
@@ -79,7 +82,7 @@ class Admission:
         self._input_tokens = input_tokens
         self._estimates = Estimates(tuple(service_times))
         self.in_flight = InFlight(fed_limits, self._estimates)
-        self._delays = Delays(service_times, self.in_flight, self._estimates)
+        self._delays = Delays(service_times, self.in_flight, self._estimates, config.target_delay_s)
         self._admitted = 0
         self.admitted_at = clock()
         """Time of the last admission; of the start, if there was none."""
@@ -145,10 +148,11 @@ class Admission:
         self._has_classes = self._has_classes or request_class != DEFAULT_CLASS
         guesses = self._estimates.guess(body_bytes, images)
         lane, expected_s = expected = self._delays.quickest(guesses, request_class)
-        takes_s = expected_s + self._delays.lag_s(lane, request_class)
-        if self.in_flight.total.requests and takes_s > timeout_s:
-            retry_after_s = self._count_rejection("deadline", lane)
-            message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
+        lag_s = self._delays.lag_s(lane, request_class)
+        if self.in_flight.total.requests and expected_s + lag_s > timeout_s:
+            retry_after_s = self._count_rejection("deadline", lane, cause_of(expected_s, timeout_s))
+            takes = in_words(lane, expected_s, lag_s)
+            message = f"The request would take {takes}: longer than its deadline allows."
             raise DeadlineExceeded(message, stage=ADMISSION, retry_after_s=retry_after_s)
         if (reached := self._limit_reached(body_bytes, guesses, expected, request_class, waits=waits)) is not None:
             return reached
@@ -163,6 +167,8 @@ class Admission:
             request_class=request_class,
         )
         reservation.waits = waits
+        reservation.headroom_s = self._delays.lanes[lane].headroom_s(request_class)
+        reservation.is_predicted = self._delays.are_known(lane)
         return reservation
 
     def overload(
@@ -266,6 +272,7 @@ class Admission:
             if name != lane and (reached := self._too_late(name, expected_s, reservation.request_class)) is not None:
                 raise self._reject(reached)
         reservation.lane, reservation.expected_s = max(expected.items(), key=lambda pair: pair[1])
+        reservation.is_predicted = self._delays.are_known(reservation.lane)
 
     def count_ticket(self, ticket: Ticket, inputs: Mapping[Lane, int]) -> None:
         """Set the number of inputs of a ticket's request; see `count_items`."""
@@ -287,21 +294,23 @@ class Admission:
 
     def _too_late(self, lane: Lane, expected_s: float, request_class: RequestClass) -> LimitReached | None:
         lag_s = self._delays.lag_s(lane, request_class)
-        delay_s, most_s = expected_s + lag_s, DELAY_MARGIN * self._config.target_delay_s
-        if delay_s <= most_s:
+        most_s = self._config.target_delay_s - self._delays.lanes[lane].headroom_s(request_class)
+        if expected_s + lag_s <= most_s:
             return None
-        parts = f"{expected_s:.3g} s for the work of the lane `{lane}` ahead of it and its own, and {lag_s:.3g} s by "
-        message = f"The server is overloaded: this request would take about {delay_s:.3g} s ({parts}"
-        more = f"which recent ones were later than predicted), and at most {most_s:.3g} s are accepted."
-        return LimitReached("delay", message + more, lane)
+        takes = in_words(lane, expected_s, lag_s)
+        message = f"The server is overloaded: this request would take {takes}, and at most {most_s:.3g} s are accepted."
+        return LimitReached("delay", message, lane, cause_of(expected_s, most_s))
 
     def _reject(self, reached: LimitReached) -> Overloaded:
         """Count a rejected request, and return its error."""
-        return Overloaded(reached.message, retry_after_s=self._count_rejection(reached.limit, reached.lane))
+        retry_after_s = self._count_rejection(reached.limit, reached.lane, reached.cause)
+        return Overloaded(reached.message, retry_after_s=retry_after_s)
 
-    def _count_rejection(self, limit: str, lane: Lane) -> float:
+    def _count_rejection(self, limit: str, lane: Lane, cause: str | None) -> float:
         """Count a rejected request. Returns the seconds after which it may come again."""
         self._rejected[limit] += 1
+        if cause is not None:
+            self._delays.lanes[lane].rejected[cause] += 1
         self._rejected_at = self._clock()
         retry_after_s = self._delays.drain_s(lane)
         self._retry_after.observe(retry_after_s)
@@ -318,12 +327,7 @@ class Admission:
     def statistics(self) -> AdmissionStatistics:
         """Return a snapshot of the amounts in flight, and of the limits."""
         total, config = self.in_flight.total, self._config
-        lanes: dict[str, LaneStatistics] = {
-            lane: LaneStatistics(
-                tokens=round(total.tokens[lane]), drain_s=self._delays.drain_s(lane), lag_s=prediction.most_lag_s
-            )
-            for lane, prediction in self._delays.lanes.items()
-        }
+        lanes = self._delays.statistics()
         return AdmissionStatistics(
             requests=total.requests,
             max_requests=config.max_requests,

@@ -95,7 +95,11 @@ def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> Lane
         start=config.least_batch_tokens(card.device, card.memory_tokens),
         target_s=config.target_batch_s,
     )
-    return LaneServiceTime(budget=budget, preprocess=None if lane == "text" else ServiceTimeModel())
+    return LaneServiceTime(
+        budget=budget,
+        least_tokens=config.least_batch_tokens(card.device, card.memory_tokens),
+        preprocess=None if lane == "text" else ServiceTimeModel(),
+    )
 
 
 def input_tokens(config: EngineConfig, card: ModelCard) -> float:

@@ -11,6 +11,7 @@ forgery. Four rules prevent it:
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,10 +47,16 @@ CHUNK_BYTES: Final = 256
 
 A chunk costs the event loop as much time as kilobytes."""
 
+_OK: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _RETRYABLE: Final = frozenset({408, 425, 429})
 _NEEDS_CREDENTIALS: Final = frozenset({401, 403, 407})
 """Statuses of hosts that ask for credentials. They do not tell if the image exists."""
+
+_WITHOUT_CONTENT: Final = frozenset({204, 205})
+_PARTIAL: Final = 206
+_WHOLE: Final = re.compile(r"bytes 0-(\d{1,18})/(\d{1,18})")
+"""`Content-Range` of a part that may be the whole: its last byte, and the length of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +171,8 @@ class MediaFetcher:
         return found
 
     def _redirected(self, url: WebUrl, target: str) -> WebUrl:
+        # Browsers and curl write a blank in this way, too. Around the target, HTTP allows it.
+        target = target.strip(" \t").replace(" ", "%20")
         there = read_url(urljoin(f"{url.scheme}://{url.authority}{url.target}", target))
         if isinstance(there, FileUrl):
             raise url_not_allowed("redirects to a file")
@@ -184,6 +193,8 @@ class MediaFetcher:
                 _check(response, wanted.max_bytes)
                 codings = unpacking.codings(response.headers.get_list("content-encoding"))
                 body = await _body(response, wanted.max_bytes)
+            if not body and response.status_code != _OK:
+                raise _without_image(response.status_code)
             if not codings:
                 return body
             return await anyio.to_thread.run_sync(
@@ -223,11 +234,21 @@ def _check(response: httpx.Response, max_bytes: int) -> None:
     status = response.status_code
     if status >= 500 or status in _RETRYABLE or status in _NEEDS_CREDENTIALS:
         raise MediaUnavailable(f"The host of the image answered with status {status}.")
-    if status != 200:
-        raise UnusableMedia(f"The host of the image answered with status {status}.", param=URL_PARAM)
+    if not 200 <= status < 300 or status in _WITHOUT_CONTENT or (status == _PARTIAL and not _is_whole(response)):
+        raise _without_image(status)
     length = _first(response, "content-length")
     if length.isdigit() and int(length) > max_bytes:
         raise too_large(max_bytes)
+
+
+def _is_whole(response: httpx.Response) -> bool:
+    """Return True if a partial answer has all bytes: some hosts send that unasked."""
+    found = _WHOLE.fullmatch(_first(response, "content-range").strip().lower())
+    return found is not None and int(found[1]) + 1 == int(found[2])
+
+
+def _without_image(status: int) -> UnusableMedia:
+    return UnusableMedia(f"The host of the image answered with status {status}.", param=URL_PARAM)
 
 
 async def _body(response: httpx.Response, max_bytes: int) -> bytes:

@@ -12,6 +12,8 @@ from staged_pool.stages.errors import MediaUnavailable, shortened
 _GZIP: Final = "gzip"
 _DEFLATE: Final = "deflate"
 _NAMES: Final = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
+_UNSUPPORTED: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz", "bzip2", "lzma", "xz", "exi"})
+"""Codings that change the body, and that nothing here undoes."""
 _MAGIC: Final = b"\x1f\x8b"
 MAX_CODINGS: Final = 2
 """Limit of codings of one response. Each may unpack to a thousand times its size."""
@@ -26,16 +28,18 @@ MAX_MEMBERS: Final = 16
 def codings(headers: Sequence[str]) -> tuple[str, ...]:
     """Parse `Content-Encoding` headers into codings, in the order of their application.
 
+    Names that are no codings are ignored, as browsers do: `aws-chunked` of storage services, `utf-8`, `binary`.
+
     Raises:
         MediaUnavailable: A coding is not supported, or there are more than `MAX_CODINGS`.
     """
     names = [name.strip().lower() for header in headers for name in header.split(",")]
-    names = [name for name in names if name not in ("", "identity")]
     for name in names:
-        if name not in _NAMES:
+        if name in _UNSUPPORTED:
             raise MediaUnavailable(
                 f"The host of the image sent it compressed ({shortened(name)}), which was not asked for."
             )
+    names = [name for name in names if name in _NAMES]
     if len(names) > MAX_CODINGS:
         raise MediaUnavailable(f"The host of the image compressed it more than {MAX_CODINGS} times.")
     return tuple(_NAMES[name] for name in names)

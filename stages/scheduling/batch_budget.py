@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from staged_pool.stages.scheduling.tuning import BUDGET_DECREASE, BUDGET_STEPS
+from staged_pool.stages.scheduling.tuning import BUDGET_DECREASE, BUDGET_STEPS, QUEUE_IN_BATCHES
+
+
+def queue_budget(tokens: float, requests: int, *, least: int, most: int) -> int:
+    """Return the token budget of a batch that is cut from a queue: a fixed part of the tokens that wait.
+
+    A request counts for at most a small batch. The fair queue takes requests in turns, so a single large request must
+    not make batches large for all others.
+
+    Args:
+        tokens: Tokens that wait.
+        requests: Requests that wait.
+        least: Budget while the queue is short.
+        most: Largest budget.
+    """
+    return min(most, max(least, int(min(tokens, requests * least)) // QUEUE_IN_BATCHES))
 
 
 class Budget:

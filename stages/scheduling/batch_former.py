@@ -19,9 +19,9 @@ from collections.abc import Callable, Hashable
 from math import ceil
 from typing import Generic, TypeVar
 
+from staged_pool.stages.scheduling.batch_budget import queue_budget
 from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Entry, Priority
-from staged_pool.stages.scheduling.fair_queue import FairQueue, QueuedWork
-from staged_pool.stages.scheduling.tuning import QUEUE_IN_BATCHES
+from staged_pool.stages.scheduling.fair_queue import FairQueue
 
 E = TypeVar("E", bound=Entry)
 
@@ -65,21 +65,15 @@ class BatchFormer(Generic[E]):
     @property
     def budget(self) -> int:
         """Token budget of the next batch: a fixed part of the tokens that wait."""
-        wanted = 0 if self.saves_memory else self._queued(self.queue.waiting) // QUEUE_IN_BATCHES
-        return min(self.max_batch_tokens, max(self._min_batch_tokens, wanted))
+        least, waiting = self._min_batch_tokens, self.queue.waiting
+        requests = 0 if self.saves_memory else waiting.requests
+        return queue_budget(waiting.tokens, requests, least=least, most=self.max_batch_tokens)
 
     @property
     def has_full_batch(self) -> bool:
         """True if more interactive work waits than fits in a batch: waiting for more would add nothing to it."""
-        return self._queued(self.queue.waiting_of(Priority.INTERACTIVE)) > self.budget
-
-    def _queued(self, waiting: QueuedWork) -> int:
-        """Return the tokens that the next request would wait for.
-
-        A request counts for at most a small batch. The fair queue takes requests in turns, so a single large request
-        must not make batches large for all others.
-        """
-        return min(waiting.tokens, waiting.requests * self._min_batch_tokens)
+        waiting = self.queue.waiting_of(Priority.INTERACTIVE)
+        return min(waiting.tokens, waiting.requests * self._min_batch_tokens) > self.budget
 
     def take(self, should_keep: KeepEntry[E], running: int = 0) -> Batch[E] | None:
         """Cut the next batch, and drop items that nobody waits for any more.

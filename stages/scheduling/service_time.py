@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.batch_budget import Budget, queue_budget
 from staged_pool.stages.scheduling.tuning import LEAST_VARIATION, SERVICE_SHAPE_BATCHES, SERVICE_TIME_BATCHES
 
 STALL_FACTOR: Final = 10.0
@@ -101,6 +101,11 @@ class ServiceTimeModel:
             self.each_s = mean_s / (self._fixed_tokens + mean_tokens)
             self.fixed_s = self.each_s * self._fixed_tokens  # mean_s minus the rest might round below 0
 
+    @property
+    def is_known(self) -> bool:
+        """True after the first observation."""
+        return self._batches > 0
+
     def drain_s(self, tokens: float, budget: int) -> float:
         """Return the seconds of `tokens` in batches of `budget`; 0 before the first observation."""
         return math.ceil(tokens / budget) * self.fixed_s + self.each_s * tokens
@@ -155,13 +160,25 @@ class LaneServiceTime:
     """Service time of one lane: that of its bottleneck, preprocess or the device."""
 
     budget: Budget
-    """Token budget of one batch."""
+    """Largest token budget of one batch."""
+    least_tokens: int | None = None
+    """Token budget of a batch while few requests wait. None: the largest one."""
     device: ServiceTimeModel = field(default_factory=ServiceTimeModel)
     """Learns from batches, by tokens."""
     preprocess: ServiceTimeModel | None = None
     """Learns from preprocess calls, by inputs. None: preprocess is never the bottleneck."""
 
-    def drain_s(self, tokens: float, inputs: float) -> float:
-        """Return the seconds that a lane needs for its tokens and its unprepared inputs."""
-        device_s = self.device.drain_s(tokens, self.budget.tokens)
+    @property
+    def is_known(self) -> bool:
+        """True after the first batch."""
+        return self.device.is_known
+
+    def drain_s(self, tokens: float, inputs: float, requests: int) -> float:
+        """Return the seconds that a lane needs for its tokens and its unprepared inputs.
+
+        Its batches have the size that the batch former cuts from a queue of these requests.
+        """
+        most = self.budget.tokens
+        least = most if self.least_tokens is None else min(self.least_tokens, most)
+        device_s = self.device.drain_s(tokens, queue_budget(tokens, requests, least=least, most=most))
         return device_s if self.preprocess is None else max(device_s, self.preprocess.drain_s(inputs, 1))

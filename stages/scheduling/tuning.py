@@ -62,11 +62,8 @@ CORE_TURN_S: Final = 0.01
 A choice: about the time of an image in preprocess.
 """
 
-DELAY_MARGIN: Final = 0.65
-"""Largest predicted delay of an admitted request, as a part of the target delay.
-
-Predictions are right on average only. `python -m perf overload` measures it.
-"""
+LATE_SHARE: Final = 0.01
+"""Part of the answers that may be later than the target delay. A choice: their p99 is within it."""
 
 TIMES_FREE: Final = 7
 """Share of a limit for one tenant, or for all bulk work: a multiple of the free rest.

@@ -330,7 +330,7 @@ IMAGES: list[tuple[dict[str, Any], int]] = [
     ({"input": [{"image": PNG.replace(";base64", "")}]}, 501),
     ({"input": [{"image": PNG.replace("image/png", "text/html")}]}, 501),
     ({"input": [{"image": {"url": PNG}}]}, 400),
-    ({"input": [{"type": "image_url", "image_url": {"url": PNG}}]}, 400),
+    ({"input": [{"type": "image_url", "image_url": {"url": PNG}}]}, 501),
     ({"input": [{"content": [{"type": "image_base64", "image_base64": "=="}]}]}, 400),
 ]
 
@@ -566,7 +566,7 @@ async def test_rows_44_to_48_an_address_is_a_text_like_any_other_and_nobody_is_c
         texts = [address.format(port=target.getsockname()[1]) for address in ADDRESSES]
         bodies: list[tuple[object, int]] = [({"input": text}, 200) for text in texts]
         bodies += [({"input": texts}, 200), ({"input": "a", "url": texts[0], "image_url": texts[0]}, 200)]
-        bodies += [({"input": {"url": texts[0]}}, 400), ({"input": [{"image_url": {"url": texts[0]}}]}, 400)]
+        bodies += [({"input": {"url": texts[0]}}, 400), ({"input": [{"image_url": {"url": texts[0]}}]}, 501)]
         bodies += [({"input": "a", "model": texts[0]}, 404)]
         async with await fire.served.connect() as stream:
             with monkeypatch.context() as patch:

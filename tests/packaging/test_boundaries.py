@@ -42,7 +42,7 @@ BOUNDARIES: Final = {
     "runtime/plugins/processes.py:HookProcesses._answer": "the pickling of values",
     "runtime/plugins/processor.py:PluginClass.__call__": "the constructor of a plugin",
     "stages/parse.py:ParseStage._decode": "decoders of small requests",
-    "stages/postprocess.py:PostprocessStage._answer": "encoders of small answers",
+    "stages/postprocess.py:_outcome_of": "encoders of answers",
     "stages/rows.py:_give": "the caller's function that takes results",
     "stages/rows.py:_give.written": "the caller's function that writes results",
     "stages/supervise.py:Supervisor.run": "workers, with code of models",

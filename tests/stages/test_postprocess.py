@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -36,7 +37,7 @@ SMALL = 2
 async def postprocess_of(
     lists: Sequence[Rows],
     *,
-    clock: Callable[[], float] = anyio.current_time,
+    clock: Callable[[], float] = time.perf_counter,
     offload: Offload | None = None,
 ) -> AsyncIterator[Sender[Rows]]:
     """A stage that finds these lists when it begins."""

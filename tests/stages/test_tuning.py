@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from staged_pool.runtime.admission import controller, estimates
+from staged_pool.runtime.admission import controller, estimates, prediction
 from staged_pool.runtime.admission.accounting import RequestClass
 from staged_pool.runtime.card import Lane
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import lanes
 from staged_pool.stages import postprocess
 from staged_pool.stages.errors import Overloaded
-from staged_pool.stages.scheduling import batch_budget, batch_former, fair_queue, service_time, tuning
+from staged_pool.stages.scheduling import batch_budget, fair_queue, service_time, tuning
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.entries import Priority
@@ -87,13 +87,11 @@ def few_images_wait_decoded() -> bool:
     return limits.fed_tokens < EngineConfig().waiting_tokens / 2
 
 
-def predictions_near_the_target_delay_are_rejected() -> bool:
-    model = ServiceTimeModel()
-    for tokens in [100, 1000] * 50:
-        model.observe(tokens, tokens / 1000)
-    admission = admission_of(model, target_delay_s=10.0)
-    admission.enter(body_bytes=100, timeout_s=inf)
-    return admission.overload(4 * 9000) is not None and admission.overload(4 * 1000) is None
+def an_answer_in_time_hardly_lowers_the_headroom() -> bool:
+    headroom = prediction.Headroom(5.0)
+    headroom.learn(6.0, 0.0)
+    headroom.learn(4.0, 0.0)
+    return 0.9 < headroom.seconds < 1.0
 
 
 def one_tenant_leaves_room_for_others() -> bool:
@@ -139,7 +137,7 @@ def admission_of(model: ServiceTimeModel, **limits: Any) -> controller.Admission
 
 USES: Final = (
     Use("WEIGHTS", fair_queue, dict.fromkeys(Priority, 1), bulk_work_waits_for_interactive_work),
-    Use("QUEUE_IN_BATCHES", batch_former, 1, a_queue_is_several_batches),
+    Use("QUEUE_IN_BATCHES", batch_budget, 1, a_queue_is_several_batches),
     Use("BUDGET_STEPS", batch_budget, 1, a_budget_grows_in_small_steps),
     Use("BUDGET_DECREASE", batch_budget, 1.0, a_slow_batch_lowers_the_budget),
     Use("SERVICE_TIME_BATCHES", service_time, 1.0, one_slow_batch_changes_no_prediction_much),
@@ -151,7 +149,7 @@ USES: Final = (
     ),
     Use("LEAST_VARIATION", service_time, 1e-9, sizes_that_hardly_differ_have_no_slope),
     Use("IMAGE_WAITING_BATCHES", lanes, 1_000_000, few_images_wait_decoded),
-    Use("DELAY_MARGIN", controller, 1.0, predictions_near_the_target_delay_are_rejected),
+    Use("LATE_SHARE", prediction, 1.0, an_answer_in_time_hardly_lowers_the_headroom),
     Use("TIMES_FREE", controller, inf, one_tenant_leaves_room_for_others),
     Use("LEARNING_WEIGHT", estimates, 1.0, one_odd_body_changes_no_estimate_much),
     Use("RARE", estimates, 0.0, a_lane_that_is_hardly_ever_used_is_not_expected),

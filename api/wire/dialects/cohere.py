@@ -15,9 +15,10 @@ from staged_pool.api.wire.exchange import Body, Write, with_request_id
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
-from staged_pool.api.wire.images import ContentPart, document, read_image, with_options
+from staged_pool.api.wire.images import read_image, with_options
 from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
+from staged_pool.api.wire.parts import ContentPart, document, read_parts
 from staged_pool.api.wire.truncation import Truncate
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
@@ -108,8 +109,7 @@ def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
         return _text(given.content, fields)
     if not given.content:
         raise field_error(where, "at least one part is needed", index)
-    parts = [part.read(f"{where}[{place}]", index) for place, part in enumerate(given.content)]
-    content = with_options(document(parts), fields.media_options())
+    content = with_options(document(read_parts(given.content, where, index)), fields.media_options())
     return content if isinstance(content, Image) else _text(content, fields)
 
 

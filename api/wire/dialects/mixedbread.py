@@ -16,7 +16,8 @@ from staged_pool.api.wire.exchange import Body, Write, usage_fields
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
-from staged_pool.api.wire.images import ContentPart, document, with_options
+from staged_pool.api.wire.images import with_options
+from staged_pool.api.wire.parts import FIELDS, ContentPart, document
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
@@ -72,10 +73,9 @@ def _content(given: Document, rank_fields: Sequence[str] | None, index: int) -> 
         return given
     if rank_fields:
         return text_of(given, rank_fields, where, index)
-    if "type" in given or "text" in given:
-        names = ("type", "text", "image_url", "image", "video_url", "video")
-        part = ContentPart(**{name: given.get(name) for name in names})
-        return document([part.read(where, index, default="text")])
+    names = ContentPart.__struct_fields__
+    if "type" in given or "text" in given or (given.keys() <= {*names} and given.keys() & {*FIELDS}):
+        return document(ContentPart(**{name: given.get(name) for name in names}).read(where, index))
     if not given:
         raise field_error(where, "the object has no fields", index)
     return labelled(given)

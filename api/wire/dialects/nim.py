@@ -14,7 +14,8 @@ from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
-from staged_pool.api.wire.images import document, read_image, with_options
+from staged_pool.api.wire.images import read_image, with_options
+from staged_pool.api.wire.parts import document
 from staged_pool.api.wire.truncation import TruncatePassages
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest

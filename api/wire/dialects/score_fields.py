@@ -8,11 +8,12 @@ from typing import Any, Final, TypeAlias
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import VLLM, InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
-from staged_pool.api.wire.images import ContentPart, document, with_options
+from staged_pool.api.wire.images import with_options
 from staged_pool.api.wire.inputs import check_max_tokens
+from staged_pool.api.wire.parts import ContentPart, document, read_parts
 from staged_pool.api.wire.truncation import TruncationSide, side_of
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest, Side
+from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest, Side
 from staged_pool.stages.errors import NoInputs, Words
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -63,17 +64,8 @@ def _content(given: Text, field: str, where: str, index: int | None) -> Content:
             raise field_error(where, "the query is empty; expected a text", index)
         return given
     if given.content is None:
-        return document([_part(given, where, index)])
-    parts = enumerate(given.content)
-    return document([_part(part, f"{where}.content[{place}]", index) for place, part in parts])
-
-
-def _part(given: ContentPart, where: str, index: int | None) -> str | Image:
-    """Read a part; its `type` may be missing if it has only one of the fields."""
-    has = [name for name in ("text", "image", "image_url", "video", "video_url") if getattr(given, name) is not None]
-    if given.type is None and len(has) > 1:
-        raise field_error(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
-    return given.read(where, index, default=has[0] if has else "text")
+        return document(given.read(where, index))
+    return document(read_parts(given.content, f"{where}.content", index))
 
 
 def names_of(
@@ -106,8 +98,8 @@ def _ending(given: object) -> str:
     """Return the path from a query or document to its text, image or parts."""
     if not isinstance(given, Document):
         return ""
-    names = ("content", "text", "image_url", "image", "video_url", "video")
-    return next((f".{name}" for name in names if getattr(given, name) is not None), "")
+    names = ["content"] if given.content is not None else given.given
+    return f".{names[0]}" if len(names) == 1 else ""
 
 
 def score_request(

@@ -14,8 +14,9 @@ from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, RequestFields
-from staged_pool.api.wire.images import document, read_image, read_video, with_options
+from staged_pool.api.wire.images import read_image, read_video, with_options
 from staged_pool.api.wire.input_types import prompt_for
+from staged_pool.api.wire.parts import document
 from staged_pool.runtime.card import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult

@@ -33,6 +33,8 @@ _BRANDS: Final = {
 }  # fmt: skip
 """Formats in the container of ISO/IEC 14496-12, by the brand in its first box. All other brands are videos."""
 
+_VIDEOS: Final = ("MP4", "QuickTime", "Matroska")
+
 _BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
 """Possible sizes of a BMP's second header, stored in bytes 14 to 18."""
 
@@ -61,6 +63,7 @@ def find_format(data: bytes) -> ImageFormat:
     raise UnsupportedMedia(
         f"The image is {f'in the format {found}' if found else 'in no known format'}: "
         f"it must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        f"{' Send a video as a video, such as `video_url`.' if found in _VIDEOS else ''}"
     )
 
 

@@ -89,6 +89,8 @@ class OptionsReader:
     def read(self, options: Mapping[str, object]) -> ImageOptions:
         """Check the options of an image, and combine them with the folder's settings.
 
+        An option that is None is one that was not given.
+
         Raises:
             InvalidSetting: An option is unknown to this model, or its value is invalid; names it.
         """
@@ -99,8 +101,9 @@ class OptionsReader:
                 raise _invalid_option(
                     f"The image option {shortened(name)!r} is not known: this model knows {', '.join(self.known)}."
                 )
+        options = {name: value for name, value in options.items() if value is not None}
         background = _colour(options[_BACKGROUND]) if _BACKGROUND in options else WHITE
-        if options.keys() == {_BACKGROUND}:
+        if options.keys() <= {_BACKGROUND}:
             return replace(self._plain, background=background)
         resize = self._settings.resize
         if isinstance(resize, PixelRange):

@@ -6,6 +6,7 @@ share one large value, which becomes gigabytes. This reader reads only the entry
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -20,9 +21,10 @@ _TAG: Final = 0x0112
 _HEADER: Final = re.compile(rb"\A(?:Exif\x00\x00){0,2}(II\*\x00|II\x00\*|MM\x00\*|MM\*\x00)")
 """Beginning of EXIF: its name, then the header of a TIFF. Pillow accepts both orders of the second pair of bytes."""
 
-_KNOWN_TYPES: Final = frozenset(range(1, 14)) | {16}
-_WHOLE: Final = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 13: "L"}
-"""Types of entries with whole numbers of at most four bytes, with their `struct` formats."""
+_UNIT_BYTES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+"""Bytes of one value of an entry, by its type. Entries of other types are ignored."""
+_NUMBERS: Final = {3: "H", 4: "L", 5: "LL", 6: "b", 8: "h", 9: "l", 10: "ll", 11: "f", 12: "d", 13: "L", 16: "Q"}
+"""Types of entries with numbers, and their `struct` formats: a rational number is two."""
 
 _XMP: Final = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _XMP_TEXT: Final = re.compile(r'tiff:Orientation(?:="|>)([0-9])')
@@ -62,13 +64,23 @@ def _in_exif(data: bytes) -> int | None:
     count = min(count, (len(data) - first) // 12)
     tags = np.ndarray((count,), f"{order}u2", data, first, (12,)) if count else np.zeros(0)
     for place in np.flatnonzero(tags == _TAG).tolist():
-        kind, values = struct.unpack_from(f"{order}HL", data, first + 12 * place + 2)
-        if kind in _KNOWN_TYPES and values:
-            if values > 1 or kind not in _WHOLE:
-                return UPRIGHT
-            value: int = struct.unpack_from(f"{order}{_WHOLE[kind]}", data, first + 12 * place + 8)[0]
-            return value
+        kind, values, where = struct.unpack_from(f"{order}HLL", data, first + 12 * place + 2)
+        size = _UNIT_BYTES.get(kind, 0) * values
+        if size:
+            return _value(data, kind, order, first + 12 * place + 8 if size <= 4 else start + where, size)
     return None
+
+
+def _value(data: bytes, kind: int, order: str, where: int, size: int) -> int | None:
+    """Read the first number of an entry, as Pillow does. None: the entry lies outside of the data."""
+    if where + size > len(data):
+        return None
+    if kind not in _NUMBERS:
+        return UPRIGHT
+    number, *below = struct.unpack_from(f"{order}{_NUMBERS[kind]}", data, where)
+    if below:
+        number = number / below[0] if below[0] else math.nan
+    return int(number) if math.isfinite(number) and number == int(number) else UPRIGHT
 
 
 def _in_xmp(info: Mapping[Any, Any]) -> int:

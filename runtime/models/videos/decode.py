@@ -6,7 +6,7 @@ Treatment of a file:
 - One pass without decoding finds the time of each frame, whatever the header says. Frames are chosen in that order.
 - Frames before the first keyframe cannot be decoded, and count as absent. So do frames that an edit list cuts off, and
   those before the time 0.
-- Rotation of the stream is applied. Transparency is dropped. Sound and subtitles are ignored.
+- Rotation of the stream is applied. Transparency is dropped. Sound, subtitles and cover images are ignored.
 - One thread decodes. Threads of FFmpeg gained nothing: other videos are decoded beside this one.
 """
 
@@ -213,7 +213,12 @@ class Clip:
         with _calling_decoder():
             container = self._av.open(source, format=self._demuxer, options=options, metadata_errors="ignore")
         with container:
-            stream = next(iter(container.streams.video), None)
+            picture = self._av.stream.Disposition.attached_pic
+            stream = next((each for each in container.streams.video if not each.disposition & picture), None)
+            if stream is None and container.streams.video:
+                raise UnusableMedia(
+                    "The file has no video stream, only a cover image beside sound. Send the image itself."
+                )
             if stream is None:
                 raise UnusableMedia("The file has no video stream, only sound or other streams.")
             if stream.codec_context is None:

@@ -28,11 +28,16 @@ _HEAD_BYTES: Final = 64
 _OTHERS: Final = (
     (b"#EXTM3U", "an HLS playlist"), (b"ffconcat", "an FFmpeg playlist"), (b"<?xml", "XML"),
     (b"<MPD", "a DASH manifest"),
-    (b"<html", "HTML"), (b"<!DOCTYPE", "HTML"), (b"RIFF", "AVI or WAV"), (b"FLV", "Flash video"), (b"OggS", "Ogg"),
+    (b"<html", "HTML"), (b"<!DOCTYPE", "HTML"), (b"RIFF", "RIFF"), (b"FLV", "Flash video"), (b"OggS", "Ogg"),
     (b"\x00\x00\x01\xba", "MPEG-PS"), (b"\x00\x00\x01\xb3", "MPEG video"), (b"0&\xb2u", "ASF"), (b"ID3", "MP3"),
     (b"\xff\xd8\xff", "JPEG, an image"), (b"\x89PNG", "PNG, an image"), (b"%PDF-", "PDF"), (b"PK\x03\x04", "ZIP"),
     (b"\x1f\x8b", "gzip"),
 )  # fmt: skip
+_RIFF: Final = {b"AVI ": "AVI", b"WAVE": "WAV, which is sound", b"WEBP": "WebP, an image"}
+"""Formats in the container RIFF, by bytes 8 to 12."""
+_ANIMATED: Final = 0x02
+"""Flag in byte 20 of a WebP that begins with a chunk VP8X."""
+_IMAGE_HINT: Final = " Send an image as an image, such as `image_url`; of an animation, the first frame is read."
 _PACKET_BYTES: Final = 188
 """Bytes of a packet of MPEG-TS, each of which begins with 0x47."""
 
@@ -57,6 +62,7 @@ def find_demuxer(data: bytes) -> Demuxer:
     raise UnsupportedMedia(
         f"The video is {f'in the format {found}' if found else 'in no known format'}: "
         f"it must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        f"{_IMAGE_HINT if found is not None and found.endswith('an image') else ''}"
     )
 
 
@@ -65,5 +71,8 @@ def _other(data: bytes) -> str | None:
         return "AVIF or HEIC, an image"
     if data[0] == 0x47 and data[_PACKET_BYTES : _PACKET_BYTES + 1] == b"\x47":
         return "MPEG-TS"
+    if data.startswith(b"RIFF") and data[8:12] in _RIFF:
+        is_animated = data[8:16] == b"WEBPVP8X" and len(data) > 20 and data[20] & _ANIMATED
+        return "animated WebP, an image" if is_animated else _RIFF[data[8:12]]
     text = data[:_HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
     return next((name for beginning, name in _OTHERS if data.startswith(beginning) or text.startswith(beginning)), None)

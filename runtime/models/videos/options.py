@@ -17,7 +17,7 @@ PARAM: Final = "media_io_kwargs"
 """Name of the video options in requests."""
 
 ALL: Final = -1
-"""Value of `num_frames`: every frame."""
+"""Value of `num_frames`: every frame. As `fps`, it is no limit; `num_frames` decides alone."""
 
 _KNOWN: Final = (
     "num_frames", "fps", "max_duration", "min_frames", "max_frames", "do_sample_frames", "min_pixels", "max_pixels",
@@ -33,6 +33,8 @@ class VideoOptions:
     num_frames: int | None
     """Frames to choose. `ALL`: every frame. None: `fps` decides."""
     fps: float
+    by_both: bool = False
+    """The fewer frames of `num_frames` and `fps` are chosen, as by vLLM."""
     max_duration_s: float | None
     """Seconds of video that `fps` counts at most: a longer video has its frames further apart."""
 
@@ -42,7 +44,7 @@ class VideoOptions:
         resize, own = self.settings.resize, self.settings
         return {
             "video": [resize.min_pixels, resize.max_pixels, own.min_frames, own.max_frames],
-            "frames": [self.num_frames, self.fps, self.max_duration_s],
+            "frames": [self.num_frames, self.fps, self.max_duration_s, self.by_both],
         }
 
     def choose(self, total: int, rate: float | None) -> list[int]:
@@ -55,6 +57,9 @@ class VideoOptions:
         own = self.settings
         if self.num_frames == ALL:
             return [*range(total)]
+        if self.by_both and self.num_frames is not None:
+            found = replace(self, num_frames=None).choose(total, rate)
+            return found if len(found) <= self.num_frames else replace(self, by_both=False).choose(total, rate)
         if self.num_frames is not None and own.rule == "qwen3":
             return qwen3_frames(total, rate, num_frames=self.num_frames)
         if self.num_frames is not None:
@@ -105,10 +110,15 @@ def read_options(options: Mapping[str, object], settings: VideoSettings, max_fra
     for name in options:
         if name not in _KNOWN:
             raise _invalid(f"The video option {shortened(name)!r} is not known: this model knows {', '.join(_KNOWN)}.")
-    if options.get("num_frames") is not None and options.get("fps") is not None:
-        raise _invalid("The video options num_frames and fps exclude each other: give one of them.")
-    fps = _number(options, "fps")
     number = _count(options, max_frames)
+    rate = options.get("fps")
+    if rate == ALL and not isinstance(rate, bool):
+        if number is None:
+            raise _invalid("The video option fps is -1, which chooses nothing: give num_frames, too; -1 takes all.")
+        options = {**options, "fps": None}
+    fps = _number(options, "fps")
+    if number == ALL and fps is not None and options.get("do_sample_frames") is not False:
+        number = None
     if number is None and fps is None:
         number = settings.num_frames
     most = min(settings.max_frames, max_frames)
@@ -118,6 +128,7 @@ def read_options(options: Mapping[str, object], settings: VideoSettings, max_fra
         settings=replace(settings, resize=_resize(options, settings.resize), min_frames=least, max_frames=most),
         num_frames=number,
         fps=settings.fps if fps is None else fps,
+        by_both=number is not None and fps is not None,
         max_duration_s=_number(options, "max_duration"),
     )
 

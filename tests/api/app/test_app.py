@@ -167,6 +167,7 @@ async def test_rejections_for_overload_share_their_log_lines(logged: Logged) -> 
     lines = [line for line in logged if line["event"] == "request.finished" and line["status"] == 429]
     assert 1 <= len(lines) < 20
     assert len(lines) + sum(line.get("rejections_left_out", 0) for line in lines) <= 20
+    assert {line["reason"] for line in lines} == {"The server is at its limit of 1 requests in flight."}
 
 
 async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504() -> None:

@@ -40,6 +40,7 @@ SINGLE: Mapping[str, tuple[object, str]] = {
     "a text of numpy in bytes": (np.array([b"abc"])[0], "data.decode()"),
     "a path": (Path("photo.png"), "path.read_text()"),
     "a dictionary": ({"text": "abc"}, "list(given.values())"),
+    "a dictionary of both": ({"text": "abc", "image": "photo.png"}, "`Chat`, whose content is `(Image(data), text)`"),
     "a set": ({"abc"}, "sorted(given)"),
     "an image of Pillow": (PIL.Image.new("RGB", (1, 1)), "Image(path.read_bytes())"),
     "an array of numbers": (np.array([1, 2, 3]), "given.tolist()"),

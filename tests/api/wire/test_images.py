@@ -13,10 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score
+from staged_pool.api.wire import pipelines
+from staged_pool.api.wire.dialects import classify, cohere, mixedbread, openai, pooling, rerank, score
 from staged_pool.api.wire.exchange import Exchange, Read
 from staged_pool.api.wire.images import read_image
-from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRequest, Image, ScoreRequest, TextInput
+from staged_pool.runtime.requests import (
+    Chat,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    ScoreRequest,
+    TextInput,
+    Video,
+)
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request
@@ -155,9 +165,118 @@ def test_queries_and_documents_are_texts_images_or_both(given_: object, wanted: 
         assert (request.queries, request.documents) == ((wanted,), (wanted, "b"))
 
 
-def test_a_document_that_is_two_things_must_say_which() -> None:
-    message = "documents[0]: expected either `text` or `image`, or a `type`"
-    assert rejection(RERANK, query="a", documents=[{"text": "a", "image": URL}])[0] == message
+BOTH = Chat(({"role": "user", "content": (Image(DATA), "a")},))
+
+
+@pytest.mark.parametrize(
+    ("given_", "wanted"),
+    [
+        ({"text": "a", "image": DATA_URL}, BOTH),
+        ({"image": BASE64, "text": "a", "video": None, "image_url": None}, BOTH),
+        ({"text": "a", "image_url": {"url": DATA_URL}}, BOTH),
+        ({"content": [{"image": BASE64}, {"text": "a"}]}, BOTH),
+        ({"content": [{"type": "input_image", "image_url": DATA_URL}, {"type": "input_text", "text": "a"}]}, BOTH),
+        ({"content": [{"text": "a", "image": BASE64}]}, BOTH),
+        (
+            {"text": "a", "image": URL, "video": "https://videos.example/cat.mp4"},
+            Chat(({"role": "user", "content": (Image(URL), Video("https://videos.example/cat.mp4"), "a")},)),
+        ),
+        ({"text": "", "image": DATA_URL}, Image(DATA)),
+        ({"image_url": {"url": DATA_URL}}, Image(DATA)),
+        ({"type": "image_url", "image_url": {"url": DATA_URL}}, Image(DATA)),
+        ({"type": "input_text", "text": "a"}, "a"),
+        ({"content": "a"}, "a"),
+        ({"content": None, "text": "a"}, "a"),
+    ],
+)
+def test_texts_and_images_of_one_object_are_one_input(given_: dict[str, Any], wanted: Content) -> None:
+    for route in READ_EMBED.values():
+        found = inputs(route, input=[given_, "b"])
+        alone = inputs(route, input=given_)
+        if isinstance(wanted, Image):
+            assert found == (wanted, TextInput("b"))
+        else:
+            added = isinstance(wanted, str)
+            assert found == (TextInput(wanted, add_special_tokens=added), TextInput("b"))
+        assert alone == found[:1]
+    if not isinstance(given_.get("content"), str):
+        request = read(RERANK, query=given_, documents=[given_, "b"])
+        assert isinstance(request, ScoreRequest)
+        assert (request.queries, request.documents) == ((wanted,), (wanted, "b"))
+
+
+def test_one_input_of_text_and_image_is_the_conversation_of_its_parts() -> None:
+    talk = [{"role": "user", "content": [{"type": "image", "image": DATA_URL}, {"type": "text", "text": "a"}]}]
+    cases: tuple[dict[str, Any], ...] = (
+        {},
+        {"add_generation_prompt": True, "chat_template_kwargs": {"x": 1}, "truncate_prompt_tokens": 9},
+        {"mm_processor_kwargs": {"max_pixels": 4}, "add_special_tokens": True},
+    )
+    for fields in cases:
+        assert inputs(input=[{"text": "a", "image": DATA_URL}], **fields) == inputs(messages=talk, **fields)
+
+
+def test_parts_without_a_type_are_what_their_fields_are() -> None:
+    assert content(text="a") == "a"
+    assert content(image_url={"url": DATA_URL}) == (Image(DATA),)
+    assert content(image=BASE64, uuid="k") == (Image(DATA, key="k"),)
+    assert content(text="a", image=BASE64) == (Image(DATA), "a")
+    reader: Read = partial(cohere.read_embed, version="2")
+    [one] = inputs(reader, inputs=[{"content": [{"image": BASE64}, {"text": "a"}]}])
+    assert isinstance(one, TextInput)
+    assert one.source == BOTH
+    asked = read(mixedbread.read_reranking, query="q", input=[{"text": "a", "image": BASE64}, {"image": BASE64}])
+    assert isinstance(asked, ScoreRequest)
+    assert asked.documents == (BOTH, Image(DATA))
+    other = read(mixedbread.read_reranking, query="q", input=[{"source": "a book"}, {"image": URL, "title": "a cat"}])
+    assert isinstance(other, ScoreRequest)
+    assert other.documents == ("source: a book", f"image: {URL}\ntitle: a cat")
+    assert pipelines.read_request(json.dumps({"data": [{"text": "a", "image": BASE64}]}).encode()) == {"data": [BOTH]}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({}, "text: this field is required"),
+        ({"image": URL, "image_url": URL}, "expected either `image_url` or `image`, or a `type`"),
+        (
+            {"type": "image_url", "uuid": "k"},
+            "image_url: this field is required: nothing is kept under a `uuid`, so send the data each time",
+        ),
+        (
+            {"type": "image_url", "image_url": None, "uuid": "k"},
+            "image_url: this field is required: nothing is kept under a `uuid`, so send the data each time",
+        ),
+        (
+            {"type": "video", "uuid": "k"},
+            "video: this field is required: nothing is kept under a `uuid`, so send the data each time",
+        ),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
+            "source: Anthropic's form is not read; expected `image` with a URL, a data URL or base64",
+        ),
+        (
+            {"type": "input_image", "file_id": "file-1"},
+            "file_id: uploaded files are not read; expected `image_url` with a URL or a data URL",
+        ),
+        (
+            {"type": "input_file", "file_id": "file-1"},
+            "type: `input_file` is not supported; `text`, `input_text`, `image_url`, `input_image`, `image`, "
+            "`video_url` and `video` are",
+        ),
+    ],
+)
+def test_a_part_of_another_server_is_rejected_with_what_would_be_right(part: dict[str, Any], message: str) -> None:
+    said, param, _ = rejection(messages=[{"role": "user", "content": [part]}])
+    assert said.partition("messages[0].content[0]")[2].lstrip(".: ") == message
+    assert param == "messages"
+    said, param, index = rejection(RERANK, query="q", documents=["a", {"content": [part]}])
+    assert said.partition("documents[1].content[0]")[2].lstrip(".: ") == message
+    assert (param, index) == ("documents", 1)
+    if part:
+        said, param, index = rejection(input=["a", part])
+        assert said.partition("input[1]")[2].lstrip(".: ") == message
+        assert (param, index) == ("input", 1)
 
 
 def test_a_ranking_repeats_urls_and_no_images() -> None:

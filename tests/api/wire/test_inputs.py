@@ -110,8 +110,8 @@ def test_a_null_field_is_one_that_was_not_sent() -> None:
             "messages",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
-            "messages[0].content[0].type: this field is required",
+            {"messages": [{"role": "user", "content": [{"words": "a"}]}]},
+            "messages[0].content[0].text: this field is required",
             "messages",
         ),
         (

@@ -21,7 +21,7 @@ from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
 from tests.support.cards import CARD
 
-OBJECT = "expected an object with either `text`, `image` or `video`, or a message with a `role`"
+OBJECT = "expected an object with `text`, `image`, `video` or several of them, or a message with a `role`"
 FORMS = "`float`, `base64`, `bytes`, `bytes_only`, `float16`, `int8`, `uint8`, `binary`, `ubinary` (literal_error)"
 TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, 2**40), min_size=1)
@@ -119,7 +119,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         (b'{"input":[]}', "You must pass at least one prompt", "input", None),
         (b'{"input":[[]]}', "input[0]: a list of token ids must not be empty", "input", 0),
         (b'{"input":[[1],[]]}', "input[1]: a list of token ids must not be empty", "input", 1),
-        (b'{"input":[{"type":"text"}]}', f"input[0]: {OBJECT}", "input", 0),
+        (b'{"input":[{"type":"text"}]}', "input[0].text: this field is required", "input", 0),
         (b'{"input":["a",1]}', "input[1]: Expected `str`, got `int`", "input", 1),
         (b'{"input":[1,"a"]}', "input[1]: Expected `int`, got `str`", "input", 1),
         (b'{"input":[1,true]}', "input[1]: Expected `int`, got `bool`", "input", 1),

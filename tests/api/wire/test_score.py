@@ -192,8 +192,8 @@ def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
         ({"queries": {}, "documents": "a"}, "queries.text: this field is required", "queries"),
         (
             {"queries": "a", "documents": {"content": [{"type": "audio"}]}},
-            "documents.content[0].type: `audio` is not supported; `text`, `image_url`, `input_image`, `image`, "
-            "`video_url` and `video` are",
+            "documents.content[0].type: `audio` is not supported; `text`, `input_text`, `image_url`, `input_image`, "
+            "`image`, `video_url` and `video` are",
             "documents",
         ),
         ({"max_tokens_per_query": -1}, "max_tokens_per_query: Expected `int` >= 0", "max_tokens_per_query"),

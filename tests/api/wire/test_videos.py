@@ -98,8 +98,9 @@ def test_videos_stand_where_images_do() -> None:
     found = read(score.read_score, {"queries": "a cat", "documents": [part, {"video": URL}, {"content": [part]}]})
     assert isinstance(found, ScoreRequest)
     assert found.documents == (video, Video(URL), video)
-    with pytest.raises(InvalidInput, match="either `text`, `image` or `video`"):
-        inputs(input=[{"video": BASE64, "image": BASE64}])
+    [both] = inputs(input=[{"video": BASE64, "image": BASE64}])
+    assert isinstance(both, TextInput)
+    assert both.source == Chat(({"role": "user", "content": (Image(DATA), video)},))
     with pytest.raises(UrlNotAllowed):
         inputs(input=[{"video": "ftp://a/b.mp4"}])
 
@@ -116,11 +117,63 @@ def test_options_of_videos_are_those_of_both_fields() -> None:
     ]
 
 
+def test_options_of_one_kind_of_media_may_be_nested() -> None:
+    def options(processor: dict[str, Any], reading: dict[str, Any] | None = None) -> list[object]:
+        fields: dict[str, Any] = {"mm_processor_kwargs": processor, "media_io_kwargs": reading or {}}
+        found = inputs(input=[{"image": BASE64}, {"video": BASE64}], **fields)
+        return [each.options for each in found if isinstance(each, Image)]
+
+    nested: dict[str, Any] = {"images_kwargs": {"max_pixels": 9}, "videos_kwargs": {"fps": 3}}
+    assert options(nested) == [{"max_pixels": 9}, {"fps": 3}]
+    assert options({**nested, "do_resize": False}) == [
+        {"do_resize": False, "max_pixels": 9},
+        {"do_resize": False, "fps": 3},
+    ]
+    assert options(nested, {"video": {"fps": 1}})[1] == {"fps": 1}
+    assert options({"videos_kwargs": None, "images_kwargs": {}, "text_kwargs": None}) == [{}, {}]
+    # vLLM chooses frames while it reads a video, and the processor then takes all of them
+    assert options({"do_sample_frames": False}, {"video": {"num_frames": 8}})[1] == {"num_frames": 8}
+    assert options({"do_sample_frames": False})[1] == {"do_sample_frames": False}
+    for processor, reading, said in (
+        ({"images_kwargs": [1]}, None, "mm_processor_kwargs.images_kwargs: expected an object"),
+        (
+            {"max_pixels": 8, "images_kwargs": {"max_pixels": 9}},
+            None,
+            "mm_processor_kwargs.images_kwargs.max_pixels: give it once; it is in `mm_processor_kwargs`, too",
+        ),
+        (
+            {"text_kwargs": {"padding": True}},
+            None,
+            "mm_processor_kwargs.text_kwargs: not supported; expected settings of images and videos, "
+            "`images_kwargs` or `videos_kwargs`",
+        ),
+        ({}, {"videos": {"fps": 1}}, "media_io_kwargs.videos: not supported; expected `image` or `video`"),
+        (
+            {},
+            {"image": {"mode": "L"}},
+            "media_io_kwargs.image.mode: not supported; expected `rgba_background_color`",
+        ),
+        (
+            {},
+            {"image": {"image_mode": "L"}},
+            "media_io_kwargs.image.image_mode: expected `RGB`, the colours that all models read",
+        ),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            options(processor, reading)
+        assert str(caught.value) == said
+    assert options({}, {"image": {"image_mode": "RGB"}, "audio": {"sampling_rate": 16000}}) == [{}, {}]
+
+
 def test_a_long_video_is_cut_out_of_the_json() -> None:
     long = bytes(range(256)) * 200
     sent = base64.b64encode(long).decode()
     assert inputs(input=[{"video": f"data:video/mp4;base64,{sent}"}]) == (Video(long),)
     assert inputs(input=[{"video": f"data:video/jpeg;base64,{sent},{sent}"}]) == (Video(join_frames([long, long])),)
+    for both in ({"text": "a", "video": sent}, {"content": [{"video": sent}, {"text": "a"}]}):
+        [given] = inputs(input=["b", both])[1:]
+        assert isinstance(given, TextInput)
+        assert given.source == Chat(({"role": "user", "content": (Video(long), "a")},))
 
 
 def test_files_of_forms_are_videos_by_field_or_type() -> None:
@@ -172,6 +225,9 @@ def test_the_client_sends_what_the_server_reads() -> None:
     [found] = inputs(messages=contents.encoded(chat), media_io_kwargs=form.fields["media_io_kwargs"])
     assert isinstance(found, TextInput)
     assert found.source == chat
+    mixed = [Image(DATA, {"max_pixels": 9}), given[0]]
+    sent: dict[str, Any] = {"input": [contents.encoded(each) for each in mixed], **contents.options(mixed)}
+    assert inputs(**sent) == tuple(mixed)
     with pytest.raises(InvalidInput, match="The videos of one request must have the same options"):
         contents.options([Video(DATA), given[0]])
     with pytest.raises(InvalidInput, match="The source of a Video must be"):
@@ -185,4 +241,7 @@ def test_ready_frames_are_joined_and_split() -> None:
         assert split_frames(joined[:-1]) is None or not frames[-1]
         assert split_frames(joined + b"x") is None
     assert split_frames(DATA) is None
+    for wrong, kind in (([Image(FIRST)], "Image"), ([FIRST, bytearray(SECOND)], "bytearray"), ("abc", "str")):
+        with pytest.raises(InvalidInput, match=f"must be the bytes of an encoded image, .*, not of type {kind}"):
+            Video.of_frames(wrong)  # type: ignore[arg-type]
     assert split_frames(join_frames([b"a"])[:26]) is None

@@ -102,6 +102,7 @@ def test_another_format_is_rejected_by_its_name_and_never_opened(data: bytes, na
     assert type(rejected) is UnsupportedMedia
     assert f"in the format {name}:" in str(rejected)
     assert "JPEG, PNG, WebP, GIF or BMP" in str(rejected)
+    assert ("Send a video as a video" in str(rejected)) == (name in ("QuickTime", "MP4"))
 
 
 @pytest.mark.parametrize(

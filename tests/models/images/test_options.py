@@ -113,6 +113,18 @@ def test_an_image_that_fits_may_go_as_it_is(family_folder: Folder) -> None:
         qwen.read(image(56, 85, do_resize=False))
 
 
+def test_an_option_that_is_null_is_one_that_was_not_given(family_folder: Folder) -> None:
+    qwen = reader(family_folder("qwen2-vl"))
+    data = encode(drawing(400, 300))
+    plain = qwen.read(Image(data))
+    nulls = dict.fromkeys(("max_pixels", "min_pixels", "size", "do_resize", "rgba_background_color"))
+    assert np.array_equal(qwen.read(Image(data, nulls)).values, plain.values)
+    some, few = (qwen.read(Image(data, {"max_pixels": 5 * 784, **more})) for more in ({"min_pixels": None}, {}))
+    assert some.grid == few.grid != plain.grid
+    with pytest.raises(InvalidInput, match="'speed' is not known"):
+        qwen.read(image(100, 90, speed=None))
+
+
 def test_the_background_is_the_caller_s(family_folder: Folder) -> None:
     siglip = reader(family_folder("siglip"))
     data = encode(Pillow.new("RGBA", (10, 10)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import numbers
 import struct
 import tracemalloc
 import warnings
@@ -12,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
+from PIL import ImageOps
 
+from staged_pool.runtime.models.images.decode import Encoded, ImageLimits
 from staged_pool.runtime.models.images.orientation import read_orientation
 from tests.models.images.drawing import chunk, drawing, encode
 
@@ -29,7 +33,9 @@ def by_pillow(info: dict[str, Any]) -> int:
             value = image.getexif().get(TAG, 1)
         except Exception:  # noqa: BLE001  # of whatever kind
             return 1
-    return value if isinstance(value, int) else 1
+    # `exif_transpose` looks a value up among whole numbers: 6.0 is one of them, and 6.5 and "6" are none.
+    is_finite = isinstance(value, numbers.Real) and math.isfinite(value)
+    return int(value) if is_finite and value == int(value) else 1
 
 
 def exif(
@@ -53,13 +59,50 @@ def test_every_whole_number_is_read(order: str, kind: int, form: str) -> None:
     assert read_orientation(info) == by_pillow(info) == 6
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("kind", "count", "values"),
+    [
+        (3, 2, ("HH", 6, 0)),
+        (3, 2, ("HH", 6, 6)),
+        (3, 3, ("HHH", 6, 1, 2)),
+        (4, 2, ("LL", 6, 3)),
+        (5, 1, ("LL", 12, 2)),
+        (10, 1, ("ll", -6, -1)),
+        (11, 1, ("f", 6.0)),
+        (12, 1, ("d", 6.0)),
+        (16, 1, ("Q", 6)),
+    ],
+)
+def test_the_first_number_counts_however_many_there_are_and_of_whatever_kind(
+    order: str, kind: int, count: int, values: tuple[Any, ...]
+) -> None:
+    value = struct.pack(order + values[0], *values[1:])
+    behind = 8 + 2 + 12 + 4
+    entry = value.ljust(4, b"\0") if len(value) <= 4 else struct.pack(f"{order}L", behind)
+    info = {"exif": exif([(TAG, kind, count, entry)], order=order, behind=value if len(value) > 4 else b"")}
+    assert read_orientation(info) == by_pillow(info) == 6
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WebP"])
+def test_an_image_with_two_orientations_is_turned_as_by_pillow(form: str) -> None:
+    data = io.BytesIO()
+    drawing(20, 10).save(data, form, exif=exif([(TAG, 3, 2, b"\6\0\0\0")]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = ImageOps.exif_transpose(Pillow.open(data)).convert("RGB")
+    found = Encoded(data.getvalue(), ImageLimits(10_000, 10_000)).decode()
+    assert (found.size, found.tobytes()) == (wanted.size, wanted.tobytes())
+    assert found.size == (10, 20)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(
             st.sampled_from([TAG, 0x010F, 0x0111]),
-            st.integers(0, 13),
-            st.integers(0, 3),
+            st.sampled_from([*range(14), 16, 17]),
+            st.integers(0, 5),
             st.binary(min_size=4, max_size=4),
         ),
         max_size=4,
@@ -72,9 +115,12 @@ def test_every_whole_number_is_read(order: str, kind: int, form: str) -> None:
 def test_a_directory_is_read_as_by_pillow(
     entries: list[tuple[int, int, int, bytes]], order: str, offset: int, xmp: bytes | None, cut: int
 ) -> None:
-    # Where a value lies elsewhere Pillow looks for it, and gives up where that is outside of the file.
+    # Where a value of another entry lies outside of the file, Pillow gives up, and we do not.
     entries = [
-        (tag, kind if kind not in (5, 10, 12) else 3, min(count, 1), value) for tag, kind, count, value in entries
+        (tag, kind, count, value)
+        if tag == TAG
+        else (tag, kind if kind not in (5, 10, 12, 16) else 3, min(count, 1), value)
+        for tag, kind, count, value in entries
     ]
     data = exif(entries, order=order, offset=offset)
     info: dict[str, Any] = {"exif": data[: max(14, len(data) - cut)]}

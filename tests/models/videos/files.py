@@ -13,6 +13,7 @@ from typing import Any
 import av
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 Frames = Sequence[NDArray[np.uint8]]
 Make = Callable[[], bytes]
@@ -105,6 +106,44 @@ def sound(form: str = "mp4") -> bytes:
             frame.sample_rate, frame.pts = 8000, start
             made.mux(stream.encode(frame))
         made.mux(stream.encode())
+    return file.getvalue()
+
+
+def with_cover(frames: Frames = ()) -> bytes:
+    """Encode silence with a cover image, and a video if there are frames."""
+    picture, file = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (64, 48), "red").save(picture, "JPEG")
+    with av.open(file, "w", format="mp4") as made:
+        cover: Any = made.add_stream("mjpeg")
+        cover.width, cover.height, cover.pix_fmt = 64, 48, "yuvj420p"
+        cover.disposition = av.stream.Disposition.attached_pic
+        silence: Any = made.add_stream("aac", rate=8000, layout="mono")
+        video: Any = None
+        if frames:
+            video = made.add_stream("libx264", rate=10)
+            video.height, video.width = frames[0].shape[:2]
+            video.pix_fmt = "yuv420p"
+        made.start_encoding()
+        packet = av.Packet(picture.getvalue())
+        packet.stream, packet.pts, packet.dts, packet.is_keyframe = cover, 0, 0, True
+        made.mux(packet)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        sound.sample_rate, sound.pts = 8000, 0
+        made.mux([*silence.encode(sound), *silence.encode()])
+        for index, frame in enumerate(frames):
+            shown = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            shown.pts, shown.time_base = index, Fraction(1, 10)
+            made.mux(video.encode(shown))
+        if frames:
+            made.mux(video.encode())
+    return file.getvalue()
+
+
+def webp(count: int = 2) -> bytes:
+    """Encode a WebP, which is an animation if it has several frames."""
+    file = io.BytesIO()
+    first, *others = [Image.new("RGB", (8, 8), (20 * index, 0, 0)) for index in range(count)]
+    first.save(file, "WEBP", save_all=count > 1, append_images=others)
     return file.getvalue()
 
 

@@ -11,6 +11,7 @@ import pytest
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import PixelRange
+from staged_pool.runtime.models.videos.options import read_options
 from staged_pool.runtime.models.videos.settings import VideoRule, VideoSettings, read_video_settings
 from staged_pool.stages.errors import ConfigError
 
@@ -89,3 +90,31 @@ def test_settings_that_are_not_supported_are_named(tmp_path: Path, changes: dict
 def test_a_folder_without_the_files_says_which_are_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"video_preprocessor_config\.json and preprocessor_config\.json are missing"):
         read(tmp_path)
+
+
+TOTALS = (1, 2, 5, 8, 60, 61, 300, 1799)
+RATES = (None, 10.0, 23.976, 59.94)
+
+
+@pytest.mark.parametrize("rule", ["qwen2", "qwen3"])
+def test_of_a_number_and_a_rate_the_one_with_fewer_frames_decides(rule: VideoRule, tmp_path: Path) -> None:
+    patch = {"patch_size": 14 if rule == "qwen2" else 16}
+    folder = read(tmp_path, rule, preprocessor_config=PUBLISHED | patch)
+
+    def chosen(total: int, rate: float | None, **options: object) -> list[int]:
+        return read_options(options, folder, 768).choose(total, rate)
+
+    by_rate = 0
+    for total in TOTALS:
+        for rate in RATES:
+            for number, fps in ((4, 2.0), (16, 1), (64, 0.5), (7, 2)):
+                one, two = chosen(total, rate, num_frames=number), chosen(total, rate, fps=fps)
+                by_rate += len(two) <= number
+                assert chosen(total, rate, num_frames=number, fps=fps) == (two if len(two) <= number else one)
+            assert chosen(total, rate, num_frames=8, fps=-1) == chosen(total, rate, num_frames=8)
+            assert chosen(total, rate, num_frames=-1, fps=2) == chosen(total, rate, fps=2)
+            assert chosen(total, rate, num_frames=-1, fps=-1.0) == [*range(total)]
+            assert chosen(total, rate, do_sample_frames=False, fps=2) == [*range(total)]
+    assert 0 < by_rate < len(TOTALS) * len(RATES) * 4
+    together, alone = (read_options({"num_frames": 8, **more}, folder, 768) for more in ({"fps": 2}, {}))
+    assert together.arguments != alone.arguments

@@ -247,6 +247,33 @@ async def test_what_is_wrong_with_the_options_of_images_is_said_of_their_field(c
         assert error["param"] == "mm_processor_kwargs", error
 
 
+async def test_a_text_and_an_image_of_one_object_are_read_together(client: httpx.AsyncClient) -> None:
+    async def ask(model: str, path: str = "/v1/embeddings", **fields: Any) -> tuple[int, dict[str, Any]]:
+        response = await client.post(path, json={"model": model, **fields})
+        return response.status_code, response.json()
+
+    together, parts = {"text": "a cat", "image": CAT}, [part(CAT), {"type": "text", "text": "a cat"}]
+    _, wanted = await ask("qwen2-vl", messages=[{"role": "user", "content": parts}])
+    _, found = await ask("qwen2-vl", input=[together, {"text": "a cat"}, {"image": CAT}, {"content": parts}])
+    rows = [row["embedding"] for row in found["data"]]
+    assert rows[0] == pytest.approx(wanted["data"][0]["embedding"], abs=1e-5)
+    assert rows[3] == pytest.approx(rows[0], abs=1e-5)
+    for alone in rows[1:3]:
+        assert rows[0] != pytest.approx(alone, abs=1e-3)
+    for model, shown, status, index, what in (
+        ("clip", CAT, 400, 1, "no conversations of both"),
+        ("bert-mean", CAT, 501, None, "reads no images"),
+        ("qwen2-vl", DAMAGED, 422, 1, "image"),
+    ):
+        code, answer = await ask(model, input=["a", {"text": "a cat", "image": shown}])
+        error = answer["error"]
+        assert (code, error.get("index")) == (status, index), error
+        assert what in error["message"], error
+    _, ranking = await ask("qwen2-vl", "/rerank", query="a dog", documents=[together, {"content": parts}])
+    one, two = (row["relevance_score"] for row in ranking["results"])
+    assert one == pytest.approx(two, abs=1e-5)
+
+
 async def test_a_call_may_hold_conversations_of_several_images(client: httpx.AsyncClient) -> None:
     async def ask(*conversations: list[dict[str, Any]]) -> dict[str, Any]:
         response = await client.post("/v1/embeddings", json={"model": "qwen2-vl", "messages": conversations})

@@ -210,8 +210,8 @@ def test_prepared_videos_are_cached_by_content_and_options(load: Load) -> None:
     ("options", "words"),
     [
         ({"num_frames": 0}, "num_frames must be a whole number from 1 to 768"),
-        ({"num_frames": 4, "fps": 1}, "exclude each other"),
-        ({"fps": -1}, "fps must be a number above 0"),
+        ({"fps": -1}, "fps is -1, which chooses nothing: give num_frames, too"),
+        ({"fps": -2, "num_frames": 4}, "fps must be a number above 0"),
         ({"max_duration": "long"}, "max_duration must be a number above 0"),
         ({"max_pixels": 10**9}, "max_pixels must be a whole number from 1 to 31360"),
         ({"do_sample_frames": 1}, "do_sample_frames must be true or false"),

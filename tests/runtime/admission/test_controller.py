@@ -140,13 +140,14 @@ def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
 
 
 def test_a_request_beyond_the_target_delay_is_rejected_with_the_time_to_drain() -> None:
-    admission = admission_of(measured(1000), target_delay_s=1.6)
+    admission = admission_of(measured(1000), target_delay_s=1.0)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
     admission.enter(body_bytes=400, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match=r"about 1\.2 s") as caught:
         admission.enter(body_bytes=1600, timeout_s=FOREVER)  # behind twice its own 400 tokens
     assert caught.value.retry_after_s == pytest.approx(0.9)
     assert admission.statistics().refused == {"delay": 1}
+    assert admission.statistics().lanes["text"].rejected == {"work": 1}
 
 
 def test_a_request_that_cannot_be_in_time_is_rejected_at_once() -> None:
@@ -191,7 +192,7 @@ def late(admission: Admission, clock: Clock, took_s: float, request_class: Reque
 
 def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> None:
     clock = Clock()
-    admission = admission_of(measured(1e9), clock, target_delay_s=0.5)
+    admission = admission_of(measured(1e9), clock, target_delay_s=0.7)
     stays = admission.enter(body_bytes=0, timeout_s=FOREVER)
     for _ in range(5):
         late(admission, clock, 1.0)
@@ -199,11 +200,12 @@ def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> No
     for _ in range(100):
         late(admission, clock, 0.001)
     assert admission.statistics().lag_s < 0.01
-    for _ in range(8):
+    for _ in range(9):
         late(admission, clock, 1.0)
     with pytest.raises(Overloaded):
         admission.enter(body_bytes=4, timeout_s=FOREVER)
     assert admission.statistics().requests == 1
+    assert admission.statistics().lanes["text"].rejected == {"lag": 1}
     admission.leave(stays)
     assert admission.statistics().lag_s == 0, "an idle engine is late for nobody"
     for _ in range(2):
@@ -280,7 +282,7 @@ def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
 
 
 def test_a_text_is_let_in_whatever_images_wait() -> None:
-    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=10)
+    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=6.5)
     admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
     admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
     with pytest.raises(Overloaded, match="would take about") as caught:
@@ -294,7 +296,7 @@ def test_a_text_is_let_in_whatever_images_wait() -> None:
 
 def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
     """Its body looks like that of a text."""
-    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=10)
+    admission = admission_of_both(measured(10_000), measured(100), target_delay_s=6.5)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
     reservation = admission.enter(body_bytes=200, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="would take about"):
@@ -437,7 +439,7 @@ def test_requests_of_no_tenant_may_take_up_a_limit() -> None:
 
 def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
     clock = Clock()
-    admission = admission_of(measured(1e9), clock, target_delay_s=0.5)
+    admission = admission_of(measured(1e9), clock, target_delay_s=0.325)
     admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
     for _ in range(8):
         late(admission, clock, 1.0, RequestClass(BULK))

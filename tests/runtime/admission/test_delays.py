@@ -27,7 +27,7 @@ def delays_of(**tokens_per_s: float) -> tuple[Delays, InFlight]:
     times: dict[Lane, LaneServiceTime] = {lane: measured(rate) for lane, rate in tokens_per_s.items()}  # type: ignore[misc]
     estimates = Estimates(tuple(times))
     in_flight = InFlight(dict.fromkeys(times, 10**6), estimates)
-    return Delays(times, in_flight, estimates), in_flight
+    return Delays(times, in_flight, estimates, target_s=5.0), in_flight
 
 
 def enter(in_flight: InFlight, tokens: float, request_class: RequestClass) -> None:
@@ -71,6 +71,7 @@ def test_the_lag_of_a_class_is_learned_from_answers_and_forgotten_when_it_is_idl
     )
     enter(in_flight, 10, DEFAULT_CLASS)
     usage.computed = 10
+    reservation.is_predicted = True
     for _ in range(200):
         delays.learn(reservation, {"text": usage}, took_s=3.0)
     assert delays.lag_s("text", OTHER) == pytest.approx(2.0, rel=0.05)
@@ -79,3 +80,42 @@ def test_the_lag_of_a_class_is_learned_from_answers_and_forgotten_when_it_is_idl
     in_flight.leave(reservation)
     delays.catch_up(OTHER)
     assert delays.lag_s("text", OTHER) == delays.lag_s("text", DEFAULT_CLASS)
+
+
+def test_another_request_counts_whole_for_its_successor_will_take_its_turns() -> None:
+    delays, in_flight = delays_of(text=1000)
+    usage: dict[Lane, LaneUsage] = {"text": LaneUsage(1000, 1)}
+    other = in_flight.enter(
+        usage, body_bytes=0, entered_at=0.0, lane="text", expected_s=0.0, request_class=DEFAULT_CLASS
+    )
+    whole_s = delays.delay_s("text", 1000, 1, DEFAULT_CLASS)
+    other.fed("text", 1)
+    other.tokenized("text", 1000)
+    other.computed("text", 600)
+    assert delays.delay_s("text", 1000, 1, DEFAULT_CLASS) == pytest.approx(whole_s)
+    assert delays.drain_s("text") < whole_s / 4, "what is left of it"
+    in_flight.leave(other)
+    assert delays.delay_s("text", 1000, 1, DEFAULT_CLASS) == pytest.approx(whole_s / 2, rel=0.05)
+
+
+def test_nothing_is_learned_from_a_request_that_came_before_the_first_batch() -> None:
+    delays, in_flight = delays_of(text=1000)
+    usage = LaneUsage(10, 1)
+    reservation = in_flight.enter(
+        {"text": usage}, body_bytes=40, entered_at=0.0, lane="text", expected_s=0.0, request_class=OTHER
+    )
+    usage.computed = 10
+    delays.learn(reservation, {"text": usage}, took_s=30.0)
+    assert delays.lag_s("text", OTHER) == 0.0
+
+
+def test_a_queue_of_few_requests_drains_in_small_batches() -> None:
+    device = ServiceTimeModel()
+    for tokens in (100, 2000) * 20:
+        device.observe(tokens, 0.1 + tokens / 10_000)
+    lane = LaneServiceTime(budget=Budget(8192), least_tokens=500, device=device)
+    assert lane.drain_s(4000, 0, requests=1) == pytest.approx(8 * 0.1 + 0.4, rel=0.05)
+    assert lane.drain_s(4000, 0, requests=100) == pytest.approx(8 * 0.1 + 0.4, rel=0.05)
+    assert lane.drain_s(40_000, 0, requests=100) == pytest.approx(8 * 0.1 + 4.0, rel=0.05), (
+        "an eighth of the queue each"
+    )

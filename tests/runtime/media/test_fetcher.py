@@ -108,6 +108,14 @@ def raw_deflate(data: bytes) -> bytes:
         ("gzip, deflate", zlib.compress(gzip.compress(IMAGE))),
         ("gzip", IMAGE),  # a host with a wrong content-encoding: the body is unchanged
         ("identity", IMAGE),
+        # names that are no codings, which browsers ignore
+        ("aws-chunked", IMAGE),
+        ("utf-8", IMAGE),
+        ("UTF-8", IMAGE),
+        ("binary", IMAGE),
+        ("none", IMAGE),
+        ("aws-chunked, gzip", gzip.compress(IMAGE)),
+        ("gzip,aws-chunked,identity", gzip.compress(IMAGE)),
     ],
 )
 async def test_what_a_host_compresses_unasked_is_unpacked(coding: str, body: bytes) -> None:
@@ -116,6 +124,22 @@ async def test_what_a_host_compresses_unasked_is_unpacked(coding: str, body: byt
         found = await fetcher(max_image_bytes=len(IMAGE)).fetch(Image(host.url()))
         assert found.source == IMAGE
         assert "accept-encoding: identity" in host.requests[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        ("201 Created", ()),
+        ("202 Accepted", ()),
+        ("203 Non-Authoritative Information", ()),
+        ("226 IM Used", ()),
+        ("206 Partial Content", (f"content-range: bytes 0-{len(IMAGE) - 1}/{len(IMAGE)}",)),
+    ],
+)
+async def test_every_status_of_success_that_carries_the_image_gives_it(status: str, headers: tuple[str, ...]) -> None:
+    async with origin() as host:
+        host.pages["/"] = answer(IMAGE, *headers, status=status)
+        assert (await fetcher().fetch(Image(host.url()))).source == IMAGE
 
 
 async def test_a_compressed_bomb_takes_no_memory() -> None:
@@ -311,6 +335,15 @@ async def test_a_redirect_to_another_name_needs_that_name_to_be_allowed() -> Non
     assert names.asked == [NAME]
 
 
+@pytest.mark.parametrize("around", ["", " ", "\t "])
+async def test_a_blank_in_the_target_of_a_redirect_is_written_as_browsers_do(around: str) -> None:
+    async with origin() as host:
+        host.pages |= {"/": redirect(f"{around}/a cat.png?of=my  own{around}"), "/a%20cat.png?of=my%20%20own": answer()}
+        assert (await fetcher().fetch(Image(host.url()))).source == IMAGE
+        host.pages["/"] = redirect(f"http://{NAME} @127.0.0.1:{host.port}/a cat.png")
+        assert "has a user name or a password" in await rejection(host.url())
+
+
 async def test_a_name_is_looked_up_and_checked_again_at_each_redirect() -> None:
     rebinding = Names({NAME: [LOCAL]}, later={NAME: ["10.0.0.1"]})
     async with origin() as host:
@@ -396,6 +429,12 @@ async def test_a_connection_on_which_tls_never_comes_about_is_closed() -> None:
         (answer(status="401 Unauthorized"), MediaUnavailable, "answered with status 401"),
         (answer(status="403 Forbidden"), MediaUnavailable, "answered with status 403"),
         (answer(status="206 Partial Content"), UnusableMedia, "answered with status 206"),
+        (answer(IMAGE, "content-range: bytes 0-1279/9999", status="206 Partial"), UnusableMedia, "status 206"),
+        (answer(IMAGE, "content-range: bytes 1-1280/1281", status="206 Partial"), UnusableMedia, "status 206"),
+        (answer(IMAGE, "content-range: bytes 0-1279/*", status="206 Partial"), UnusableMedia, "status 206"),
+        (answer(b"", status="202 Accepted"), UnusableMedia, "answered with status 202"),
+        (answer(b"", status="204 No Content"), UnusableMedia, "answered with status 204"),
+        (answer(b"", status="205 Reset Content"), UnusableMedia, "answered with status 205"),
         (answer(status="304 Not Modified", body=b""), UnusableMedia, "answered with status 304"),
         (answer(status="302 Found"), UnusableMedia, "answered with status 302"),
         (answer(status="408 Request Timeout"), MediaUnavailable, "answered with status 408"),
