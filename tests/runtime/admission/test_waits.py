@@ -91,7 +91,7 @@ def waits_of(
     slowness: Callable[[], float] = steady,
     **settings: Any,
 ) -> Waits:
-    """Run a load on an engine whose device has a known speed, times a slowness.
+    """Run a load on an engine whose device has a known speed, times a slowness."""
     waits, predicted = Waits(), dict[Reservation, tuple[float, float]]()
     try_enter, leave = Admission.try_enter, Admission.leave
 
