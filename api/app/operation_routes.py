@@ -158,7 +158,7 @@ class OperationRoutes:
     async def _openapi(self, call: Call) -> Answer:
         self._registry.enter()  # the routes depend on the models
         cards = [engine.card for engine in self._registry.engines]
-        paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].has_path, cards))]
+        paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
         paths += [PIPELINES, *map(path_of, self._registry.pipelines)] if self._registry.pipelines else []
         paths += BATCH_OPERATIONS if self._config.batch_dir is not None else ()
         paths += ADMIN_OPERATIONS if self._config.admin_api_keys else ()

@@ -221,7 +221,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
 
 
 def _with_chunks(embeddings: Task) -> Task:
-    """Add the bodies that ask for vectors of chunks, for models that give vectors of tokens."""
+    """Add bodies that ask for vectors of chunks, for models with those of tokens."""
     chunks = replace(embeddings, able=_gives(Output.MULTI_VECTOR), output="vectors of tokens")
     return replace(embeddings, other=OtherTask(chunks, late_chunking.may_ask_chunks, late_chunking.asks_chunks))
 

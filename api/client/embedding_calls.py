@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from staged_pool.client import reading
 from staged_pool.client.contents import Given
@@ -60,7 +60,7 @@ def embed(
         prompt_name: Name of the model's prompt to put before each text.
         prompt: Text to put before each text.
         late_chunking: Read the texts as the chunks of one document, joined as they are. They are one request.
-        chunk_tokens: Give `multi_vector` a vector of each run of so many tokens; see `Engine.embed`.
+        chunk_tokens: Give `multi_vector` a vector of each run of this number of tokens; see `Engine.embed`.
         offsets: Return the characters of each token of `multi_vector` in its text.
         max_active_dims: Keep this number of the largest weights of each vector of `sparse`. None: all.
         max_tokens: Truncate inputs to this number of tokens; `MODEL_MAX`: to the model's limit. None: reject an input
@@ -92,18 +92,8 @@ def embed(
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
         common |= {"return_offsets": True} if offsets else {}
         common |= {} if max_active_dims is None else {"max_active_dims": max_active_dims}
-    join = joining.join_vectors
-    return batched(
-        defaults,
-        path,
-        sources,
-        common,
-        read=read,
-        join=join,
-        timeout_s=timeout_s,
-        progress=progress,
-        whole=late_chunking,
-    )
+    options: Mapping[str, Any] = {"timeout_s": timeout_s, "progress": progress, "whole": late_chunking}
+    return batched(defaults, path, sources, common, read=read, join=joining.join_vectors, **options)
 
 
 def _check(wanted: Outputs, *, late_chunking: bool, offsets: bool, max_active_dims: int | None) -> None:

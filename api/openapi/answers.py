@@ -76,7 +76,7 @@ class Usage(AnswerSchema):
     completion_tokens_details: None
 
 
-class _Listing(AnswerSchema):
+class Listing(AnswerSchema):
     id: str
     """Ends with the request's id."""
     object: Literal["list"]
@@ -97,41 +97,7 @@ class Embedding(AnswerSchema):
     """Factor that restores the values of int8 and uint8."""
 
 
-class Chunk(AnswerSchema):
-    """Place of one chunk in its text."""
-
-    token_range: tuple[int, int]
-    """Its first token, and the one behind its last; special tokens count."""
-    char_range: tuple[int, int] | None
-    """Its first character, and the one behind its last; null if it has no character."""
-
-
-class LateChunking(AnswerSchema):
-    """Chunks of one text."""
-
-    chunk_size: int
-    input_tokens: int
-    """Tokens of the text, special tokens included."""
-    chunks: list[Chunk]
-    strategy: Literal["fixed_tokens"]
-
-
-class ChunkEmbeddings(AnswerSchema):
-    """Vectors of the chunks of one text."""
-
-    index: int
-    object: Literal["embedding"]
-    embedding: list[list[float]]
-    late_chunking: LateChunking
-
-
-class ChunkedTexts(_Listing):
-    """Vectors of the chunks of each text: the answer to `late_chunking_params`."""
-
-    data: list[ChunkEmbeddings]
-
-
-class Embeddings(_Listing):
+class Embeddings(Listing):
     """Vectors of the inputs, in their order."""
 
     data: list[Embedding]
@@ -178,7 +144,7 @@ class Pooled(AnswerSchema):
     """
 
 
-class Pooling(_Listing):
+class Pooling(Listing):
     """Outputs of the model for the inputs, in their order."""
 
     data: list[Pooled]
@@ -194,7 +160,7 @@ class Score(AnswerSchema):
     """Logit of the score, if the request has `return_logits`."""
 
 
-class Scores(_Listing):
+class Scores(Listing):
     """Scores of the documents, in their order."""
 
     data: list[Score]
@@ -325,7 +291,7 @@ class Classification(AnswerSchema):
     num_classes: int
 
 
-class Classifications(_Listing):
+class Classifications(Listing):
     """Scores of the labels of the inputs, in their order."""
 
     data: list[Classification]
@@ -358,7 +324,7 @@ class Entities(AnswerSchema):
     entities: list[Entity]
 
 
-class TextEntities(_Listing):
+class TextEntities(Listing):
     """Entities in each text, in the order of the texts."""
 
     data: list[Entities]

@@ -102,9 +102,9 @@ class EngineApi(ABC):
             prompt: Text to put before each text.
             late_chunking: Read the texts as the chunks of one document, joined as they are, in one forward. Each chunk
                 gets the pooled vectors of its own tokens. For models with mean pooling.
-            chunk_tokens: Give `multi_vector` a vector of each run of so many tokens, special ones included: the mean of
-                the token vectors of one forward, before the model's projection. `chunks` and `offsets` have the tokens
-                and the characters of each. For texts that are not cut.
+            chunk_tokens: Give `multi_vector` a vector of each run of this number of tokens, special ones included. It
+                is the mean of the token vectors of one forward, before the model's projection. `chunks` and `offsets`
+                have the tokens and the characters of each. For texts that are not cut.
             offsets: Return the characters of each token of `multi_vector` in its text.
             max_active_dims: Number of the largest weights to keep of each vector of `sparse`.
             max_tokens: See the class. With `late_chunking`, that of the document.

@@ -150,7 +150,7 @@ def test_models_without_vectors_of_tokens_are_named(client_of: ClientOf) -> None
 
 
 def test_the_body_decides_which_model_it_is_for(client_of: ClientOf) -> None:
-    """A model of token vectors alone has no vectors for the same path without the field."""
+    """Without the field a model of token vectors has nothing for that path."""
     client = client_of(COLBERT)
     error = rejection(client, "/v1/embeddings", 404, input="a")["error"]
     assert error["message"].startswith("No served model gives vectors; served: ")

@@ -76,7 +76,7 @@ class EmbeddingsBody(InputFields, kw_only=True):
     """Jina's option to read all texts in one forward, as the chunks of one document."""
 
     late_chunking_params: LateChunkingParams | None = None
-    """vLLM's option for a vector of each chunk of each text, by models that give vectors of tokens."""
+    """vLLM's option for a vector of each chunk of each text."""
 
     modality: Modality | None = None
     """Infinity's field: meaning of a text in `input`."""

@@ -1,4 +1,4 @@
-"""Head for one vector of each token or chunk, as late interaction and late chunking need."""
+"""Head for one vector of each token, or of each chunk of tokens."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ MARKERS = {"colbert-pylate": "[D] ", "colbert-tanh": "[D] ", "colbert-hf": "[unu
 
 
 def with_activation(folder: Path) -> Path:
-    """Give a folder of PyLate a projection with a bias and an activation, which the mean does not commute with."""
+    """Give a folder of PyLate a projection that does not commute with the mean."""
     shutil.copytree(folder, folder.parent / "tanh")
     dense = folder.parent / "tanh" / "1_Dense"
     edit_json(dense / "config.json", bias=True, activation_function="torch.nn.modules.activation.Tanh")
@@ -105,10 +105,11 @@ class Oracle:
     def hidden(self, text: str) -> Tensor:
         ids = torch.tensor([self.read(text)[0]])
         with torch.inference_mode():
-            return self.model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].float()
+            hidden: Tensor = self.model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].float()
+        return hidden
 
     def vectors(self, text: str, size: int, *, normalize: bool = True) -> Array:
-        means = torch.stack([part.mean(dim=0) for part in self.hidden(text).split(size)])
+        means = torch.stack([part.mean(dim=0) for part in torch.split(self.hidden(text), size)])
         rows = projected(self.folder, self.kind, means)
         found: Array = (torch.nn.functional.normalize(rows, dim=-1) if normalize else rows).numpy()
         return found
@@ -148,11 +149,13 @@ def test_chunks_are_means_behind_the_head(
 
 
 def test_the_mean_of_projected_vectors_would_be_another(folder_of: TinyFolder, load_tiny: LoadTiny) -> None:
-    """The order of mean and head shows where the head has an activation, and only there."""
+    """The order shows only where the head has an activation."""
     for kind, differs in (("colbert-tanh", True), ("bge-m3", False)):
         oracle, text = Oracle(folder_of(kind), kind), TEXTS[3]
         each = projected(oracle.folder, kind, oracle.hidden(text))
-        late = torch.nn.functional.normalize(torch.stack([part.mean(dim=0) for part in each.split(5)]), dim=-1).numpy()
+        late = torch.nn.functional.normalize(
+            torch.stack([part.mean(dim=0) for part in torch.split(each, 5)]), dim=-1
+        ).numpy()
         assert (np.abs(late - oracle.vectors(text, 5)).max() > 0.01) == differs
 
 
@@ -185,9 +188,12 @@ def test_whole_token_vectors_beside_chunks_are_as_without_them(load_tiny: LoadTi
     first, middle, last = (row.values[Output.MULTI_VECTOR] for row in together if isinstance(row, Row))
     assert isinstance(apart[1], Row)
     assert_allclose(middle, apart[1].values[Output.MULTI_VECTOR], atol=1e-5)  # type: ignore[arg-type]
-    assert_array_equal(first, last)  # type: ignore[arg-type]
-    assert np.shape(middle) == (len(ordinary.kept), DIMENSIONS)
-    assert np.shape(first) == (-(-len(in_chunks.ids) // 4), DIMENSIONS)
+    assert isinstance(middle, np.ndarray)
+    assert isinstance(first, np.ndarray)
+    assert isinstance(last, np.ndarray)
+    assert_array_equal(first, last)
+    assert middle.shape == (len(ordinary.kept), DIMENSIONS)
+    assert first.shape == (-(-len(in_chunks.ids) // 4), DIMENSIONS)
 
 
 def test_a_text_beyond_the_limit_is_rejected_and_never_cut(load_tiny: LoadTiny) -> None:
