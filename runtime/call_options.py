@@ -33,6 +33,7 @@ class EmbedOptions(VectorOptions, total=False):
 
     outputs: Output | str | Iterable[Output | str]
     late_chunking: bool
+    chunk_tokens: int | None
     offsets: bool
     max_active_dims: int | None
 

@@ -28,6 +28,7 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
             None if first.token_weights is None else tuple(row for part in parts for row in part.token_weights or ())
         ),
         offsets=(None if first.offsets is None else tuple(row for part in parts for row in part.offsets or ())),
+        chunks=(None if first.chunks is None else tuple(row for part in parts for row in part.chunks or ())),
         usage=join_usage(part.usage for part in parts),
         model=first.model,
     )

@@ -29,6 +29,8 @@ class ModelInput:
     """Cut an input that is too long into several, instead of rejecting it."""
     chunk_ends: tuple[int, ...] = ()
     """Characters of the source up to the end of each of its chunks. Empty: it is not in chunks."""
+    chunk_tokens: int | None = None
+    """Tokens of each chunk, special tokens included. None: its chunks are not runs of tokens."""
     with_spans: bool = False
     """Find the span of each token."""
     adapter: str | None = None

@@ -31,8 +31,8 @@ class SparseVector:
 Values: TypeAlias = NDArray[np.float32] | SparseVector
 """One `Output` of one input, on the host.
 
-dense [width], or [chunks, width] of a document in chunks, not normalised; multi_vector [kept tokens, width]; labels
-[labels]; token_labels [tokens, labels]; token_weights [tokens]; or a sparse vector."""
+dense [width], or [chunks, width] of a document in chunks, not normalised; multi_vector [kept tokens, width], or
+[chunks, width]; labels [labels]; token_labels [tokens, labels]; token_weights [tokens]; or a sparse vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class TokenSequence:
     looked_up: bool = False
     """True: sparse weights of its tokens are looked up in a table, and the transformer does not read it."""
     chunks: tuple[int, ...] | None = None
-    """Tokens of each chunk of a document, which sum to those in `ids`; each gets a dense vector. None: no chunks."""
+    """Tokens of each chunk, which sum to those in `ids`; each gets a vector of the only output. None: no chunks."""
     adapter: str | None = None
     """Adapter of the forward, the same for a whole batch. None: the base model."""
 

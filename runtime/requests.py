@@ -265,10 +265,10 @@ class EmbedRequest(Request):
     """Text to put before each text instead of a prompt of the model."""
 
     late_chunking: bool = False
-    """Read the texts as the chunks of one document, in one forward; each still gets a dense vector of its own.
+    """Read the texts, joined as they are, as the chunks of one document: each still gets a dense vector of its own."""
 
-    The document is the texts one behind the other, with nothing between them.
-    """
+    chunk_tokens: int | None = None
+    """Tokens of each chunk, special ones included, that has a vector in multi_vector. None: each token has one."""
 
     offsets: bool = False
     """Return the characters of each token that has a vector in multi_vector."""

@@ -26,14 +26,19 @@ class EmbedResult:
     """[inputs, width or the requested dimensions]."""
     sparse: tuple[SparseVector, ...] | None = None
     multi_vector: tuple[NDArray[np.float32], ...] | None = None
-    """[tokens, width] each."""
+    """[tokens, width] each; [chunks, width] with `chunk_tokens`."""
     token_weights: tuple[NDArray[np.float32], ...] | None = None
     """[tokens] each, without the special tokens at both ends."""
     offsets: tuple[NDArray[np.int32] | None, ...] | None = None
     """[tokens, 2] each: the first character of each token of `multi_vector`, and the one behind its last.
 
     Both are equal for a token without text of the input, such as [CLS] or one of a prompt. None for an input that is no
-    text; None instead of the tuple: not requested.
+    text; None instead of the tuple: not requested. With `chunk_tokens`, those of each chunk.
+    """
+    chunks: tuple[NDArray[np.int32], ...] | None = None
+    """[chunks, 2] each: the first token of each chunk, and the one behind its last. None: without `chunk_tokens`.
+
+    Special tokens count, so the last number is that of all tokens of the input.
     """
     usage: Usage
     model: str

@@ -11,7 +11,8 @@ ECHO_LIMIT = 40
 """Most characters of a caller's value that a message repeats."""
 
 REQUEST_SETTINGS: Final = frozenset({
-    "aggregation", "candidate_labels", "dimensions", "hypothesis_template", "instruction", "late_chunking",
+    "aggregation", "candidate_labels", "chunk_tokens", "dimensions", "hypothesis_template", "instruction",
+    "late_chunking",
     "max_active_dims", "max_document_tokens", "max_query_tokens", "max_tokens", "multi_label", "offsets", "outputs",
     "prompt", "prompt_name", "top_n",
 })  # fmt: skip

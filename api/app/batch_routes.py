@@ -163,7 +163,7 @@ class BatchRoutes:
         if (task := TASKS.get(endpoint)) is None:
             message = "endpoint: expected the path of a task, such as /v1/embeddings or /v1/rerank"
             raise InvalidInput(message, param="endpoint")
-        if not any(task.able(engine.card) for engine in engines):
+        if not any(task.has_path(engine.card) for engine in engines):
             raise no_model(task, engines)
 
     async def _list_batches(self, call: Call) -> Answer:

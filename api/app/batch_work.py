@@ -92,9 +92,10 @@ class BatchWork:
         """Take the request of a line through the stages. A problem is its own; other errors are raised."""
         words, engines = ENGINE_WORDS, self._registry.engines
         try:
-            if not any(task.able(engine.card) for engine in engines):
+            if not any(task.has_path(engine.card) for engine in engines):
                 return no_model(task, engines).problem
             await self._bodies.check_bounds(line.body, None)
+            task = await self._finder.task_of(task, line.body)
             engine = await self._finder.find(task, line.body)
             if task.immediate is not None and (immediate := task.immediate(line.body)) is not None:
                 return Written(immediate)

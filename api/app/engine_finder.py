@@ -25,6 +25,22 @@ class EngineFinder:
         self._registry = registry
         self._bodies = bodies
 
+    async def task_of(self, task: Task, body: Body, boundary: bytes | None = None) -> Task:
+        """Return the task of a body: that of its path, or the other one there if the body asks for it.
+
+        Args:
+            task: Task of the path.
+            body: Body of the request.
+            boundary: See `find`. A form asks for no other task.
+
+        Raises:
+            InvalidInput: The body is no JSON object.
+        """
+        other = task.other
+        if other is None or boundary is not None or not other.may_ask(body):
+            return task
+        return other.task if await self._bodies.peek(other.asks, body) else task
+
     async def find(self, task: Task, body: Body, boundary: bytes | None = None, placed: str | None = None) -> Engine:
         """Return the engine of the named model; without a name, the only suitable one.
 

@@ -37,6 +37,6 @@ def _batch_on(batches: Batches, engine: Engine) -> str | None:
     """Name a batch that may use a model: which model each of its lines names is not known before the line runs."""
     for batch in batches.store.unfinished():
         task = TASKS.get(batch.endpoint)
-        if task is not None and task.able(engine.card):
+        if task is not None and task.has_path(engine.card):
             return f"the batch {batch.id} has not ended, and may use it; wait for it, or cancel it"
     return None

@@ -57,7 +57,7 @@ class TaskRoutes:
         if call.engine is None:
             self._registry.enter(call.named_model)  # reject before the body is read
             engines = self._registry.engines
-            if not any(task.able(engine.card) for engine in engines):
+            if not any(task.has_path(engine.card) for engine in engines):
                 raise no_model(task, engines)
         if task.forms:
             body, boundary = await call.form_or_json_body()
@@ -79,6 +79,7 @@ class TaskRoutes:
         theirs = None if task.error_format_of is None else await self._bodies.peek(task.error_format_of, body)
         if theirs is not None:
             call.error_format = theirs
+        task = await self._finder.task_of(task, body, boundary)
         engine = await self._engine_for(task, call, body, boundary)
         call.enters(engine.card.name, task.operation)
         if call.trace is not None and boundary is None and (formats := encoding_formats(body)):
@@ -147,7 +148,8 @@ class TaskRoutes:
         engines = self._registry.engines
         name = call.named_model or (await self._bodies.model_of(body, None) if len(engines) > 1 else None)
         asked = [self._registry.enter(name)] if name else engines
-        for path, task in ((path, self._tasks[path]) for path in paths):
+        for path in paths:
+            task = await self._finder.task_of(self._tasks[path], body)
             if any(task.able(engine.card) for engine in asked):
                 call.error_format = error_format_of(path)
                 return await self._answer(replace(task, read=task.read_invocation or task.read), call, body)

@@ -14,6 +14,7 @@ from staged_pool.api.wire.dialects import (
     classify,
     cohere,
     hub_entities,
+    late_chunking,
     mixedbread,
     nim,
     ollama,
@@ -73,6 +74,8 @@ class Task:
     """Reads a body's further requirements of a model; None if it has none."""
     read_invocation: Read | None = None
     """Reads a body at SageMaker's `/invocations`; None if it is read as at the path of the task."""
+    other: OtherTask | None = None
+    """Task of some bodies of the path, which other models support. None: all bodies are of this one."""
 
     @property
     def operation(self) -> str:
@@ -95,10 +98,25 @@ class Task:
             return None  # the model has one kind of input
         return count_images(body, content_type, only_images=self.only_images)
 
+    def has_path(self, card: ModelCard) -> bool:
+        """Tell if a model supports some bodies of the path."""
+        return self.able(card) or (self.other is not None and self.other.task.able(card))
+
     def meant(self, card: ModelCard) -> bool:
         """Tell if a model was made for this task, beyond being able to do it."""
         preferred = _PREFERRED.get(self.name)
         return preferred is None or preferred(card)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTask:
+    """Another task at the path of one, and the bodies that ask for it."""
+
+    task: Task
+    may_ask: Callable[[Body], bool]
+    """Tells at a quick look if a body may ask for it."""
+    asks: Callable[[Body], bool]
+    """Tells if a body asks for it. Raises `InvalidInput` if the body is no JSON object."""
 
 
 def _is_reranker(card: ModelCard) -> bool:
@@ -158,8 +176,8 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     ollamas = Task("Embeddings", _gives(Output.DENSE), ollama.read_embed, any_type=True, model_of=ollama.model_of)
     vector = Task("Embeddings", _gives(Output.DENSE), weaviate.read_vector)
     return {
-        "/v1/embeddings": embeddings,
-        "/embeddings": cutting,
+        "/v1/embeddings": _with_chunks(embeddings),
+        "/embeddings": _with_chunks(cutting),
         "/embeddings_image": replace(embeddings, read=of_images, read_lines=None, only_images=True),
         "/v1/multimodalembeddings": Task("Embeddings", _gives(Output.DENSE), voyage.read_multimodal),
         "/api/embed": replace(ollamas, immediate=partial(ollama.answer_to_nothing, legacy=False)),
@@ -200,6 +218,12 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
             "Embeddings", _gives(Output.DENSE), partial(tei.read_similarity, auto_truncate=auto_truncate)
         ),
     }
+
+
+def _with_chunks(embeddings: Task) -> Task:
+    """Add bodies that ask for vectors of chunks, for models with those of tokens."""
+    chunks = replace(embeddings, able=_gives(Output.MULTI_VECTOR), output="vectors of tokens")
+    return replace(embeddings, other=OtherTask(chunks, late_chunking.may_ask_chunks, late_chunking.asks_chunks))
 
 
 def _predictions(*, auto_truncate: bool) -> Task:

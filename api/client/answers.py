@@ -35,6 +35,31 @@ class VectorsBody(msgspec.Struct):
     usage: UsageObject = msgspec.field(default_factory=UsageObject)
 
 
+class ChunkObject(msgspec.Struct):
+    """Tokens and characters of one chunk of a text."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+class LateChunkingObject(msgspec.Struct):
+    chunks: list[ChunkObject]
+
+
+class ChunkedObject(msgspec.Struct):
+    """Vectors of the chunks of one text."""
+
+    embedding: list[list[float]]
+    index: int
+    late_chunking: LateChunkingObject
+
+
+class ChunkedBody(msgspec.Struct):
+    data: list[ChunkedObject]
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
 class SparseObject(msgspec.Struct):
     """One sparse vector: numbers, or little-endian int32 and float32 in base64."""
 
@@ -147,6 +172,7 @@ class StreamLine(msgspec.Struct):
 
 
 VECTORS: Final = msgspec.json.Decoder(VectorsBody)
+CHUNKED: Final = msgspec.json.Decoder(ChunkedBody)
 POOLED: Final = msgspec.json.Decoder(PooledBody)
 SCORES: Final = msgspec.json.Decoder(ScoresBody)
 LABELS: Final = msgspec.json.Decoder(LabelsBody)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from staged_pool.client import reading
 from staged_pool.client.contents import Given
@@ -41,6 +41,7 @@ def embed(
     prompt_name: str | None = None,
     prompt: str | None = None,
     late_chunking: bool = False,
+    chunk_tokens: int | None = None,
     offsets: bool = False,
     max_active_dims: int | None = None,
     max_tokens: int | None = None,
@@ -59,6 +60,7 @@ def embed(
         prompt_name: Name of the model's prompt to put before each text.
         prompt: Text to put before each text.
         late_chunking: Read the texts as the chunks of one document, joined as they are. They are one request.
+        chunk_tokens: Give `multi_vector` a vector of each run of this number of tokens; see `Engine.embed`.
         offsets: Return the characters of each token of `multi_vector` in its text.
         max_active_dims: Keep this number of the largest weights of each vector of `sparse`. None: all.
         max_tokens: Truncate inputs to this number of tokens; `MODEL_MAX`: to the model's limit. None: reject an input
@@ -73,12 +75,16 @@ def embed(
     """
     wanted = arguments.outputs(outputs)
     _check(wanted, late_chunking=late_chunking, offsets=offsets, max_active_dims=max_active_dims)
+    _check_chunks(wanted, chunk_tokens, late_chunking=late_chunking, offsets=offsets)
     sources, common = _vectors(
         defaults, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model
     )
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", reading.read_vectors
         common |= {**_BASE64, **({"late_chunking": True} if late_chunking else {})}
+    elif chunk_tokens is not None:
+        path, read = "/v1/embeddings", reading.read_chunks
+        common |= {"late_chunking_params": {"chunk_size": chunk_tokens}}
     else:
         path, read = "/pooling", partial(reading.read_outputs, outputs=wanted, offsets=offsets)
         common["task"] = [task for output, task in POOLING_TASKS.items() if output in wanted]
@@ -86,18 +92,8 @@ def embed(
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
         common |= {"return_offsets": True} if offsets else {}
         common |= {} if max_active_dims is None else {"max_active_dims": max_active_dims}
-    join = joining.join_vectors
-    return batched(
-        defaults,
-        path,
-        sources,
-        common,
-        read=read,
-        join=join,
-        timeout_s=timeout_s,
-        progress=progress,
-        whole=late_chunking,
-    )
+    options: Mapping[str, Any] = {"timeout_s": timeout_s, "progress": progress, "whole": late_chunking}
+    return batched(defaults, path, sources, common, read=read, join=joining.join_vectors, **options)
 
 
 def _check(wanted: Outputs, *, late_chunking: bool, offsets: bool, max_active_dims: int | None) -> None:
@@ -112,6 +108,18 @@ def _check(wanted: Outputs, *, late_chunking: bool, offsets: bool, max_active_di
     if max_active_dims is not None and Output.SPARSE not in wanted:
         message = "max_active_dims is for sparse vectors, and sparse is not among the outputs."
         raise InvalidInput(message, param="max_active_dims")
+
+
+def _check_chunks(wanted: Outputs, chunk_tokens: int | None, *, late_chunking: bool, offsets: bool) -> None:
+    """Reject options that do not go with `chunk_tokens`: those that another route would need."""
+    arguments.whole_number("chunk_tokens", chunk_tokens)
+    if chunk_tokens is None:
+        return
+    if wanted != {Output.MULTI_VECTOR}:
+        raise InvalidInput("chunk_tokens is for multi_vector alone: outputs must be multi_vector.", param="outputs")
+    if late_chunking or offsets:
+        name = "late_chunking" if late_chunking else "offsets"
+        raise InvalidInput(f"{name} does not go with chunk_tokens. Leave one of them out.", param=name)
 
 
 def embed_stream(

@@ -26,6 +26,23 @@ def read_vectors(answer: ServerAnswer, count: int) -> EmbedResult:
     )
 
 
+def read_chunks(answer: ServerAnswer, count: int) -> EmbedResult:
+    body = decode(answers.CHUNKED, answer.body)
+    entries = in_order(body.data, [entry.index for entry in body.data], count)
+    chunks = [entry.late_chunking.chunks for entry in entries]
+    return EmbedResult(
+        multi_vector=tuple(np.asarray(entry.embedding, np.float32) for entry in entries),
+        offsets=tuple(_pairs([chunk.char_range or (0, 0) for chunk in each]) for each in chunks),
+        chunks=tuple(_pairs([chunk.token_range for chunk in each]) for each in chunks),
+        usage=Usage(body.usage.prompt_tokens),
+        model=body.model,
+    )
+
+
+def _pairs(ranges: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    return np.array(ranges, np.int32).reshape(-1, 2)
+
+
 def read_outputs(answer: ServerAnswer, count: int, outputs: frozenset[Output], *, offsets: bool = False) -> EmbedResult:
     body = decode(answers.POOLED, answer.body)
     entries = in_order(body.data, [entry.index for entry in body.data], count)

@@ -76,7 +76,7 @@ class Usage(AnswerSchema):
     completion_tokens_details: None
 
 
-class _Listing(AnswerSchema):
+class Listing(AnswerSchema):
     id: str
     """Ends with the request's id."""
     object: Literal["list"]
@@ -97,7 +97,7 @@ class Embedding(AnswerSchema):
     """Factor that restores the values of int8 and uint8."""
 
 
-class Embeddings(_Listing):
+class Embeddings(Listing):
     """Vectors of the inputs, in their order."""
 
     data: list[Embedding]
@@ -144,7 +144,7 @@ class Pooled(AnswerSchema):
     """
 
 
-class Pooling(_Listing):
+class Pooling(Listing):
     """Outputs of the model for the inputs, in their order."""
 
     data: list[Pooled]
@@ -160,7 +160,7 @@ class Score(AnswerSchema):
     """Logit of the score, if the request has `return_logits`."""
 
 
-class Scores(_Listing):
+class Scores(Listing):
     """Scores of the documents, in their order."""
 
     data: list[Score]
@@ -291,7 +291,7 @@ class Classification(AnswerSchema):
     num_classes: int
 
 
-class Classifications(_Listing):
+class Classifications(Listing):
     """Scores of the labels of the inputs, in their order."""
 
     data: list[Classification]
@@ -324,7 +324,7 @@ class Entities(AnswerSchema):
     entities: list[Entity]
 
 
-class TextEntities(_Listing):
+class TextEntities(Listing):
     """Entities in each text, in the order of the texts."""
 
     data: list[Entities]

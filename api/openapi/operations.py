@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from staged_pool.api.addresses import ONE_MODEL
-from staged_pool.api.openapi import answers, dialects, served
+from staged_pool.api.openapi import answers, chunk_answers, dialects, served
 from staged_pool.api.openapi.operation import (
     BINARY,
     BOTH,
@@ -44,7 +44,7 @@ _EMBEDDINGS: Final = task(
     "Embed texts",
     "Vectors",
     openai.EmbeddingsBody,
-    answers.Embeddings,
+    (answers.Embeddings, chunk_answers.ChunkedTexts),
     "The route of OpenAI, vLLM, Jina, Voyage, NIM and Mixedbread: any of their clients with a base URL setting works. "
     "`encoding_format` bytes gives a binary answer. `Accept: application/x-ndjson` gives a line for each vector as "
     "soon as it is done. An input that is too long is rejected here; /embeddings, Infinity's route, truncates it.",
@@ -60,6 +60,7 @@ _EMBEDDINGS: Final = task(
         "bytes": {"input": _TEXTS, "encoding_format": "bytes", "embed_dtype": "float16"},
         "two types": {"input": _TEXTS[0], "embedding_type": ["float", "int8"]},
         "token ids": {"input": [[1, 2, 3], [4, 5]]},
+        "chunks of each text": {"input": _TEXTS, "late_chunking_params": {"chunk_size": 4}},
     },
 )
 _COHERE: Final = task(
@@ -198,6 +199,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
             *(answers.CohereEmbeddings, list[answers.LabelScore], list[list[answers.LabelScore]]),
             *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
             *(answers.TextEntities, list[dialects.HubEntity], list[list[dialects.HubEntity]]),
+            chunk_answers.ChunkedTexts,
         ),
         "For SageMaker. The fields of the body select the task, or its `task`: one of /pooling, score or rerank.",
         content_types=(*BINARY, NDJSON),

@@ -75,7 +75,8 @@ MEANINGS: Final = (
         (True, 2),
         no_is_harmless=False,
     ),
-    Meaning(("late_chunking", "late_chunking_params"), "/v1/embeddings has `late_chunking`"),
+    Meaning(("late_chunking",), "/v1/embeddings has `late_chunking`"),
+    Meaning(("late_chunking_params",), "/v1/embeddings has `late_chunking_params`"),
     Meaning(
         ("chunk_size", "chunk_overlap", "enable_auto_chunking"), "texts are not cut here: send each chunk as an input"
     ),

@@ -80,6 +80,7 @@ class EngineApi(ABC):
         prompt_name: str | None = None,
         prompt: str | None = None,
         late_chunking: bool = False,
+        chunk_tokens: int | None = None,
         offsets: bool = False,
         max_active_dims: int | None = None,
         max_tokens: int | None = None,
@@ -101,6 +102,9 @@ class EngineApi(ABC):
             prompt: Text to put before each text.
             late_chunking: Read the texts as the chunks of one document, joined as they are, in one forward. Each chunk
                 gets the pooled vectors of its own tokens. For models with mean pooling.
+            chunk_tokens: Give `multi_vector` a vector of each run of this number of tokens, special ones included. It
+                is the mean of the token vectors of one forward, before the model's projection. `chunks` and `offsets`
+                have the tokens and the characters of each. For texts that are not cut.
             offsets: Return the characters of each token of `multi_vector` in its text.
             max_active_dims: Number of the largest weights to keep of each vector of `sparse`.
             max_tokens: See the class. With `late_chunking`, that of the document.
@@ -110,11 +114,12 @@ class EngineApi(ABC):
             cache_salt: See the class.
 
         Returns:
-            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`, `token_weights`; `offsets`;
+            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`, `token_weights`; `offsets`; `chunks`;
             `usage.prompt_tokens`.
         """
         arguments.whole_number("dimensions", dimensions)
         arguments.whole_number("max_active_dims", max_active_dims)
+        arguments.whole_number("chunk_tokens", chunk_tokens)
         arguments.text("prompt_name", prompt_name)
         arguments.text("prompt", prompt)
         given = arguments.inputs(inputs, max_tokens)
@@ -127,6 +132,7 @@ class EngineApi(ABC):
             prompt_name=prompt_name,
             prompt=prompt,
             late_chunking=late_chunking,
+            chunk_tokens=chunk_tokens,
             offsets=offsets,
             max_active_dims=max_active_dims,
         )

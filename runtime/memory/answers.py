@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from functools import partial
@@ -291,11 +292,12 @@ def expected_numbers(inputs: Iterable[ModelInput], tokens: float, card: ModelCar
         Output.SPARSE: 2,  # an index and a weight a token; further ones of SPLADE are counted when they are computed
     }
     an_input = {Output.DENSE: card.width, Output.LABELS: len(card.labels)}
-    kinds = Counter(given.outputs for given in inputs)
+    kinds = Counter((given.outputs, given.chunk_tokens) for given in inputs)
     tokens_each = tokens / max(1, kinds.total())
     numbers = 0.0
-    for outputs, count in kinds.items():
+    for (outputs, chunk_tokens), count in kinds.items():
+        rows_each = tokens_each if chunk_tokens is None else math.ceil(tokens_each / chunk_tokens)
         for output in outputs:
-            each = an_input[output] if output in an_input else tokens_each * a_token[output]
+            each = an_input[output] if output in an_input else rows_each * a_token[output]
             numbers += count * each
     return round(numbers)

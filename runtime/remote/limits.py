@@ -196,6 +196,7 @@ class PayloadLimits:
         if chunks is not None:
             require(min(chunks, default=0) > 0, "chunks", "has a chunk without tokens")
             require(sum(chunks) == tokens, "chunks", "does not sum to the tokens")
+            require(kept is None, "chunks", "goes with a choice of tokens")
         require(not sequence.looked_up or sequence.outputs == _LOOKED_UP, "looked_up", "goes with other outputs")
         require(sequence.adapter in self.adapters, "adapter", "is one of another model")
         require(bool(sequence.images) == (self.layout is not None), "images", "is of another lane")
@@ -240,7 +241,8 @@ class RowLimits:
             case Output.DENSE:
                 return _fits(values.shape, (self.card.width,))
             case Output.MULTI_VECTOR:
-                return _fits(values.shape, (kept, self.card.token_width or None))
+                rows = kept if payload.chunks is None else len(payload.chunks)
+                return _fits(values.shape, (rows, self.card.token_width or None))
             case Output.LABELS:
                 return _fits(values.shape, (labels,))
             case Output.TOKEN_LABELS:

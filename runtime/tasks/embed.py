@@ -17,6 +17,7 @@ from staged_pool.runtime.payloads import Row, SparseVector, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.runtime.sparse_weights import largest_weights
+from staged_pool.runtime.tasks.token_chunks import character_ranges, check_chunks, token_ranges
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Parts, Plan
 
@@ -38,6 +39,8 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
         Unsupported: The model lacks a requested output.
         InvalidInput: `dimensions`, `max_active_dims`, `prompt_name` or `outputs` do not fit the model.
     """
+    if request.chunk_tokens is not None:
+        check_chunks(request, card)
     _check_outputs(request.outputs, card)
     _check_dimensions(request, card)
     _check_active_dims(request, card)
@@ -59,7 +62,16 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     inputs = [
         ModelInput(source, request.outputs, prompt, role)
         if isinstance(source, Image)
-        else ModelInput(source, request.outputs, prompt, role, may_split, with_spans=request.offsets, adapter=adapter)
+        else ModelInput(
+            source,
+            request.outputs,
+            prompt,
+            role,
+            may_split,
+            chunk_tokens=request.chunk_tokens,
+            with_spans=request.offsets or request.chunk_tokens is not None,
+            adapter=adapter,
+        )
         for source in request.inputs
     ]
     locate = None if request.name is None else partial(_locate, request.name)
@@ -178,6 +190,7 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> tuple[str, str | None]:
 
 def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> EmbedResult:
     whole = cast("Sequence[Row]", rows)
+    chunked = request.chunk_tokens is not None
     return EmbedResult(
         dense=_dense(request, card, rows) if Output.DENSE in request.outputs else None,
         sparse=tuple(_sparse(request, row) for row in whole) if Output.SPARSE in request.outputs else None,
@@ -190,7 +203,12 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
         token_weights=tuple(_weights(request, row) for row in whole)
         if Output.TOKEN_WEIGHTS in request.outputs
         else None,
-        offsets=tuple(map(offsets, whole)) if request.offsets else None,
+        offsets=tuple(character_ranges(row.payload) for row in whole)
+        if chunked
+        else tuple(map(offsets, whole))
+        if request.offsets
+        else None,
+        chunks=tuple(token_ranges(row.payload) for row in whole) if chunked else None,
         usage=Usage(tokens),
         model=card.name,
     )

@@ -59,7 +59,7 @@ SGLANG: Final = {"user": "u", "priority": 1}
 PEERS: Final[Mapping[tuple[str, str], Mapping[Outcome, Mapping[str, Any]]]] = {
     ("vLLM 0.33", "/v1/embeddings"): {
         "served": VLLM_VECTORS,
-        "rejected": {"late_chunking_params": {"chunk_size": 2}, "normalize": False},
+        "rejected": {"normalize": False},
     },
     ("vLLM 0.33", "/pooling"): {"served": VLLM_VECTORS, "rejected": {"late_chunking_params": {"chunk_size": 2}}},
     ("vLLM 0.33", "/classify"): {"served": {**VLLM_TEXTS, "use_activation": False}},

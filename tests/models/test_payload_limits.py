@@ -16,8 +16,9 @@ from staged_pool.runtime.payloads import Payload, Row, TokenSequence
 from staged_pool.runtime.remote import messages
 from staged_pool.runtime.remote.arrays import Block, PackedPayload, pack_payload, unpack_payload
 from staged_pool.runtime.remote.limits import PayloadLimits, RowLimits
-from staged_pool.runtime.requests import DENSE_ONLY, Chat, Image, TextInput, Video
+from staged_pool.runtime.requests import DENSE_ONLY, Chat, Image, Output, TextInput, Video
 from staged_pool.runtime.tasks.embed import _OF_CHUNKS
+from staged_pool.runtime.tasks.token_chunks import CHUNKED
 from staged_pool.runtime.version import VERSION
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.wire import Bytes
@@ -51,6 +52,9 @@ def inputs(model: Encoder) -> Iterator[ModelInput]:
     if "text" in card.lanes and _OF_CHUNKS.issuperset(card.pooling.split("+")):
         for text in ("One chunk. Two chunks. Three.", LONG):
             yield ModelInput(TextInput(text), DENSE_ONLY, chunk_ends=(10, 20, len(text)), may_split=text == LONG)
+    if "text" in card.lanes and Output.MULTI_VECTOR in card.outputs:
+        for size in (1, 3, 1000):
+            yield ModelInput(TextInput("A few words."), CHUNKED, role="document", chunk_tokens=size, with_spans=True)
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -91,6 +95,7 @@ WRONG = {
     "chunks that sum to more": {"chunks": (3, 2**24)},
     "chunks that sum to less": {"chunks": (1, 1)},
     "a negative chunk": {"chunks": (2**24, 6 - 2**24)},
+    "chunks of kept tokens": {"chunks": (3, 3), "kept": (1, 2)},
     "a kept place far behind": {"kept": (0, 2**24)},
     "a kept place before": {"kept": (-(2**24), 1)},
     "an id far behind": {"ids": [1, 2, 2**30, 4, 5, 6]},

@@ -20,14 +20,14 @@ from staged_pool.runtime.engine.engine_api import EngineApi
 
 METHODS: dict[type[Any], tuple[Callable[..., Any], set[str]]] = {
     EmbedOptions: (EngineApi.embed, set()),
-    VectorOptions: (EngineApi.embed, {"outputs", "late_chunking", "offsets", "max_active_dims"}),
+    VectorOptions: (EngineApi.embed, {"outputs", "late_chunking", "chunk_tokens", "offsets", "max_active_dims"}),
     ClassifyOptions: (EngineApi.classify, set()),
     TokenClassifyOptions: (EngineApi.classify_tokens, set()),
     ScoreOptions: (EngineApi.score, set()),
     EngineKeywords: (
         EngineApi.embed,
         {
-            *{"outputs", "late_chunking", "offsets", "max_active_dims", "dimensions"},
+            *{"outputs", "late_chunking", "chunk_tokens", "offsets", "max_active_dims", "dimensions"},
             *{"normalize", "prompt_name", "prompt", "max_tokens"},
         },
     ),

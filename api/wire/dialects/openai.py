@@ -11,7 +11,8 @@ import msgspec
 from staged_pool.api.wire import jina
 from staged_pool.api.wire.binary_vectors import write_raw
 from staged_pool.api.wire.body_fields import read_body
-from staged_pool.api.wire.chunked_json import Pieces, dump
+from staged_pool.api.wire.chunked_json import Pieces, average, dump
+from staged_pool.api.wire.dialects.late_chunking import LateChunkingParams, check_answer, chunk_entries
 from staged_pool.api.wire.encodings import EmbedDType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
 from staged_pool.api.wire.field_errors import field_error
@@ -23,8 +24,9 @@ from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.ndjson import LineWriter
 from staged_pool.api.wire.truncation import Truncate, TruncationSide
 from staged_pool.runtime.card import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest
+from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, EmbedRequest
 from staged_pool.runtime.results import EmbedResult
+from staged_pool.runtime.tasks.token_chunks import CHUNKED
 from staged_pool.stages.errors import InvalidInput
 
 
@@ -73,6 +75,9 @@ class EmbeddingsBody(InputFields, kw_only=True):
     late_chunking: bool | None = None
     """Jina's option to read all texts in one forward, as the chunks of one document."""
 
+    late_chunking_params: LateChunkingParams | None = None
+    """vLLM's option for a vector of each chunk of each text."""
+
     modality: Modality | None = None
     """Infinity's field: meaning of a text in `input`."""
 
@@ -101,7 +106,10 @@ def read_embeddings(
         modality: Meaning of a text in `input` if the request does not say.
     """
     request, encodings, fields = _read(body, card, cut=cut, modality=modality)
-    write = partial(encode_embeddings, encodings=encodings, **_echoed(fields, request))
+    echoed = _echoed(fields, request)
+    if request.chunk_tokens is not None:
+        return request, with_request_id(partial(_encode_chunks, request.chunk_tokens, **echoed), fields.request_id)
+    write = partial(encode_embeddings, encodings=encodings, **echoed)
     return request, with_request_id(write, fields.request_id)
 
 
@@ -120,7 +128,9 @@ def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> t
         raise field_error("encoding_format", "lines are JSON; expected `float` or `base64`")
 
     def write(places: Sequence[int], result: EmbedResult) -> Iterator[Mapping[str, object]]:
-        for place, entry in zip(places, _entries(result, encodings), strict=True):
+        size = request.chunk_tokens
+        entries = _entries(result, encodings) if size is None else chunk_entries(result, size)
+        for place, entry in zip(places, entries, strict=True):
             yield {**entry, "index": place}
 
     return request, LineWriter("embd", fields.request_id, write)
@@ -137,11 +147,15 @@ def _read(
     type_field, encodings = _encodings(fields)
     for encoding in encodings.values():
         check_bits(encoding.dtype, card.width if dimensions is None else dimensions, type_field)
-    _set_truncation(fields, cut and not card.splits_long_inputs)
+    chunking = fields.late_chunking_params
+    if chunking is not None:
+        check_answer(encodings, fields.padding)
+    words = _words(fields)
+    _set_truncation(fields, cut and not card.splits_long_inputs and chunking is None)
     inputs, places = inputs_of(fields, fields.modality or modality)
     request = EmbedRequest(
         inputs=inputs,
-        words=vllm_words(places, _words(fields)),
+        words=vllm_words(places, words),
         model=fields.model,
         cache_salt=fields.cache_salt,
         dimensions=dimensions,
@@ -149,6 +163,8 @@ def _read(
         prompt_name=_prompt_name(fields, card),
         prompt=fields.prompt,
         late_chunking=bool(fields.late_chunking),
+        outputs=DENSE_ONLY if chunking is None else CHUNKED,
+        chunk_tokens=None if chunking is None else chunking.chunk_size,
     )
     return request, encodings, fields
 
@@ -161,6 +177,7 @@ def _words(fields: EmbeddingsBody) -> Mapping[str, str]:
         **({"prompt_name": prompts[0]} if prompts else {}),
         **({"max_tokens": cuts[0]} if cuts and not fields.truncate_prompt_tokens else {}),
         **({"dimensions": "output_dimension"} if fields.output_dimension else {}),
+        "chunk_tokens": "late_chunking_params",
     }
 
 
@@ -248,6 +265,16 @@ def encode_embeddings(
     kind = "embedding_dict" if isinstance(echoed.get("encoding_format"), list) and len(encodings) > 1 else "embedding"
     entries = _entries(result, encodings, kind)
     return listing("embd", entries, item_values=result.embeddings.shape[1], **about, **echoed)
+
+
+def _encode_chunks(
+    chunk_size: int, result: EmbedResult, /, *, request_id: str, created: int, **echoed: Any
+) -> Pieces | Written:
+    """Write an answer with the vectors of chunks; see `Write`."""
+    about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
+    vectors = result.multi_vector or ()
+    values = average(sum(each.size for each in vectors), len(vectors))
+    return listing("embd", chunk_entries(result, chunk_size), item_values=values, **about, **echoed)
 
 
 def _entries(

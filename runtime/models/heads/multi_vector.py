@@ -1,4 +1,4 @@
-"""Head for one vector of each token, as late interaction needs."""
+"""Head for one vector of each token, or of each chunk of tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.specs.model import MultiVectorSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.models.transformer.pooling import mean_pool
 from staged_pool.runtime.payloads import Values
 
 
 class MultiVectorHead:
-    """Head for one vector of each token, without the final normalization.
+    """Head for one vector of each token or chunk, without the final normalization.
 
-    Each value is [tokens kept, width].
+    Each value is [tokens kept, width], or [chunks, width] of a sequence in chunks. A chunk has the mean of its token
+    vectors, which goes through the modules then: behind an activation, the mean would be another one.
 
     Args:
         spec: See `MultiVectorSpec`.
@@ -47,9 +49,15 @@ class MultiVectorHead:
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         kept, counts = kept_tokens(hidden, batch)
-        vectors = begin_readback(self._modules(kept.float()))
+        rows = kept.float()
+        if any(sequence.chunks is not None for sequence in batch.sequences):
+            each = [sequence.chunks or (1,) * count for sequence, count in zip(batch.sequences, counts, strict=True)]
+            # A token of another sequence is a run of its own, whose mean is exact.
+            rows = mean_pool(rows, send_arrays([np.array(own, np.int64) for own in each], hidden.device))
+            counts = list(map(len, each))
+        vectors = begin_readback(self._modules(rows))
         # Copies: a view in the result cache would keep the vectors of the whole batch.
-        return lambda: [rows.copy() for rows in np.split(vectors(), np.cumsum(counts)[:-1])]
+        return lambda: [own.copy() for own in np.split(vectors(), np.cumsum(counts)[:-1])]
 
 
 def kept_tokens(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:

@@ -1,4 +1,4 @@
-"""Chunks of a document: the tokens of each, and windows of whole chunks.
+"""Chunks of a document: the tokens of each, windows of whole chunks, and runs of tokens.
 
 Late chunking reads a document in one forward and pools the token vectors of each chunk (Guenther et al., 2024,
 https://arxiv.org/abs/2409.04701). The special tokens and the prompt before the text are pooled with the first chunk,
@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
 from staged_pool.stages.errors import InvalidInput
 
 
@@ -53,6 +54,25 @@ def around(counts: Sequence[int] | None, before: int, after: int) -> tuple[int, 
     found[0] += before
     found[-1] += after
     return tuple(found)
+
+
+def runs(tokens: int, size: int) -> tuple[int, ...]:
+    """Divide tokens into runs of `size`, of which the last may be shorter. Returns the tokens of each."""
+    return tuple(min(size, tokens - start) for start in range(0, tokens, size))
+
+
+def check_runs(role: RoleSpec) -> None:
+    """Reject runs of the tokens of inputs that are padded.
+
+    Raises:
+        InvalidInput: The role expands its inputs.
+    """
+    if role.expand_to:
+        raise InvalidInput(
+            "Late chunking does not support input padding, truncation or renderer text normalization: this model pads "
+            "the input of this $prompt_name to one length. Please send it as a document.",
+            param="prompt_name",
+        )
 
 
 def windows(counts: Sequence[int], room: int) -> Iterator[Sequence[int]]:

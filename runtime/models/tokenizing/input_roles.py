@@ -85,7 +85,7 @@ class RoleSpec:
             expand: Expand a short input. False for token ids sent by a caller.
             prompt_tokens: See `TokenSequence`.
             spans: See `TokenSequence`. The expansion gets spans without text.
-            chunks: See `TokenSequence`. Only for models without an expansion.
+            chunks: See `TokenSequence`. Only for roles without an expansion. All tokens are kept.
         """
         added = max(self.expand_to - len(ids), 0) if expand or self.always_expand else 0
         if added:
@@ -94,7 +94,7 @@ class RoleSpec:
             if spans is not None:
                 spans = (*no_text, *spans) if self.expand_before else (*spans, *no_text)
         kept = None
-        if Output.MULTI_VECTOR in outputs and (self.skipped or ids[0] == self.skipped_first):
+        if chunks is None and Output.MULTI_VECTOR in outputs and (self.skipped or ids[0] == self.skipped_first):
             first = int(ids[0] == self.skipped_first)
             kept = tuple(place for place in range(first, len(ids)) if ids[place] not in self.skipped)
         unseen = 0 if self.attend_to_expansion else added

@@ -51,7 +51,7 @@ class PendingText:
         """True if the characters of its tokens are needed."""
         return self.given.with_spans or bool(self.given.chunk_ends) or Output.TOKEN_LABELS in self.given.outputs
 
-    def chunk_tokens(self, start: int, end: int) -> list[int] | None:
+    def own_chunks(self, start: int, end: int) -> list[int] | None:
         """Count the tokens of each chunk, of those from `start` to `end`. None: there are no chunks."""
         ends = self.given.chunk_ends
         return chunk_tokens(self.encoding.offsets, ends, len(self.before), start, end) if ends else None

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from staged_pool.runtime.card import Role
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
-from staged_pool.runtime.models.tokenizing.chunks import around, windows
+from staged_pool.runtime.models.tokenizing.chunks import around, check_runs, runs, windows
 from staged_pool.runtime.models.tokenizing.conversations import ConversationWriter
 from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import (
@@ -101,6 +101,9 @@ class TextReader:
         try:
             asked = token_limit(text.max_tokens, self._limits.max_tokens)
             limit, longest = role.limit(asked, self._limits.max_tokens)
+            if given.chunk_tokens is not None:
+                check_runs(role)
+                limit = None  # a role that always cuts would lose text of which the caller gets the ranges
             side = self._limits.side(text.truncate_side)
             if text.max_own_tokens is not None:
                 check_own_limit(text.max_own_tokens)
@@ -230,7 +233,10 @@ class TextReader:
                 ids = [self._empty_id]
             else:
                 self._limits.check_ids(ids)
-            chunks = around(entry.chunk_tokens(start, end), len(special.prefix), len(special.suffix))
+            if entry.given.chunk_tokens is None:
+                chunks = around(entry.own_chunks(start, end), len(special.prefix), len(special.suffix))
+            else:
+                chunks = runs(len(ids), entry.given.chunk_tokens)
             steps = None if self._step_id is None else self._steps(ids, self._step_id)
         except InvalidInput as error:
             return error
@@ -239,7 +245,7 @@ class TextReader:
             entry.given.outputs,
             expand=special is not _NONE,
             prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(entry, cut=start),
-            spans=None if entry.encoding is None or chunks is not None else spans_of(entry, start, end),
+            spans=None if entry.encoding is None or entry.given.chunk_ends else spans_of(entry, start, end),
             chunks=chunks,
         )
         if steps is not None:
@@ -273,7 +279,7 @@ class TextReader:
                 "Please reduce its length, or set $max_tokens.",
                 param="input",
             )
-        chunks = entry.chunk_tokens(before, len(bare))
+        chunks = entry.own_chunks(before, len(bare))
         places, start = range(before, len(bare), room), before
         divided = windows(chunks, room) if chunks else ([min(room, len(bare) - place)] for place in places)
         for counts in divided:

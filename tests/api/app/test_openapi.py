@@ -33,6 +33,7 @@ from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.status import TABLE
 from staged_pool.api.wire.dialects.invocations import candidates
+from staged_pool.runtime.requests import Output
 from staged_pool.runtime.tasks.zero_shot import entailment
 from tests.api.batches.asking import Asking, requests
 from tests.models.tiny import build
@@ -213,6 +214,9 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
                         response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
                         if "candidate_labels" in json.dumps(example) and entailment(served.engine.card) is None:
+                            succeeded = 501
+                        gives_tokens = Output.MULTI_VECTOR in served.engine.card.outputs
+                        if "late_chunking_params" in json.dumps(example) and not gives_tokens:
                             succeeded = 501
                         assert response.status_code == succeeded, (path, example, response.text)
                         description.validate_answer(operation, response)

@@ -144,6 +144,8 @@ def test_the_numbers_of_an_answer_follow_from_what_is_asked() -> None:
 
     assert numbers([Output.DENSE], [Output.DENSE]) == 20
     assert numbers([Output.MULTI_VECTOR], [Output.MULTI_VECTOR], [Output.MULTI_VECTOR]) == 60 * 7
+    in_chunks = ModelInput(TextInput("a"), frozenset({Output.MULTI_VECTOR}), chunk_tokens=8)
+    assert expected_numbers([in_chunks, in_chunks], 60, card) == 2 * 4 * 7  # 30 tokens each
     assert numbers([Output.LABELS]) == 3
     assert numbers([Output.TOKEN_LABELS], [Output.TOKEN_LABELS]) == 60 * 3
     assert numbers([Output.TOKEN_WEIGHTS]) == 60

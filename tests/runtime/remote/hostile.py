@@ -66,7 +66,7 @@ TO_ENGINE: Final[list[Message]] = [
     messages.Admit(2, 0, 10, 5.0, Priority.BULK, "tenant", 1, True),
     messages.Count(2, {"text": 1}, bytes(24)),
     items(PackedIds(1, 2), SEQUENCE),
-    items(PackedIds(1, 2), PackedSequence(1, 2, 1, 1, 0, 2, [], False, 2, None)),
+    items(PackedIds(1, 2), PackedSequence(1, 2, 1, 1, 0, 2, [], False, None, None)),
     items(PackedIds(1, 2), PackedImage(1, 2, PIXELS), block=0),
     items(PackedIds(1, 2), block=b"name"),
     messages.Leave(1, True, 0.5, False),

@@ -98,15 +98,18 @@ def sequences(draw: st.DrawFn, *, with_images: bool = False) -> TokenSequence:
     ids = draw(st.permutations([*words, *[IMAGE_TOKEN] * 2 * len(seen)]))
     tokens, places = len(ids), st.integers(0, len(ids) - 1)
     ends = sorted(draw(st.sets(st.integers(1, tokens), max_size=4)) | {tokens})
+    chunks = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+    some = st.sets(places).map(lambda some: tuple(sorted(some)))
+    kept, chunks_or_none = draw(st.sampled_from([(None, None), (None, chunks), (draw(some), None)]))
     return TokenSequence(
         list(ids),
         draw(OUTPUTS),
         draw(st.none() | places),
         draw(COUNTS),
         draw(places),
-        draw(st.none() | st.sets(places).map(lambda some: tuple(sorted(some)))),
+        kept,
         images=seen,
-        chunks=draw(st.none() | st.just(tuple(end - start for start, end in zip([0, *ends], ends, strict=False)))),
+        chunks=chunks_or_none,
         adapter=draw(st.sampled_from([None, "a", "b"])),
     )
 
@@ -245,6 +248,7 @@ WRONG_SEQUENCES = {
     "a chunk below 0": replace(SEQUENCE, chunks=(4, -1)),
     "an empty chunk": replace(SEQUENCE, chunks=(3, 0)),
     "no chunk": replace(SEQUENCE, chunks=()),
+    "chunks of kept tokens": replace(SEQUENCE, chunks=(2, 1), kept=(0, 1)),
     "chunks of 2^31 tokens": replace(SEQUENCE, chunks=(2**31 - 1, -(2**31) + 4)),
     "an unknown adapter": replace(SEQUENCE, adapter="c"),
     "a look-up of a vector": replace(SEQUENCE, looked_up=True),
