@@ -244,11 +244,19 @@ def _is_label_model(path: Path, task: Task, asked: RerankerPrompt) -> bool:
         return True
     if not classifier.is_causal(config) or is_embedding_model(path) or "embed" in path.resolve().name.lower():
         return False
+    from transformers import CONFIG_MAPPING  # imports torch, which processes without a model do not need
+
+    own_code = ""
+    if config.get("model_type") not in CONFIG_MAPPING and config.get("auto_map"):
+        own_code = (
+            f". In each case, auto_map={config['auto_map']!r} asks for the folder's own code, which is not run unless "
+            "trust_remote_code (--trust-remote-code) is set"
+        )
     raise ConfigError(
         f"config.json: {classifier.class_name(config)} is a language model, and nothing in {path.name} says for which "
         "task. Set task='embed' (--task embed) for vectors by last-token pooling, if it was trained for that. Set "
         "task='score' (--task score) for a reranker, with score_template and score_tokens (--score-template, "
-        "--score-tokens) if its family is not recognised"
+        f"--score-tokens) if its family is not recognised{own_code}"
     )
 
 

@@ -69,14 +69,14 @@ def _nemotron(folder: Path, **changes: Any) -> Path:
     return _write(folder, config, tokenizer, decoder_oracle.random_tensors(config))
 
 
-def _nemotron_with_modules(folder: Path) -> Path:
+def nemotron_with_modules(folder: Path) -> Path:
     _nemotron(folder)
     write_modules(folder, ("Pooling", pooling_flags("mean_tokens")), ("Normalize", {}))
     write_prompts(folder, {"query": "query: ", "document": "passage: "})
     return folder
 
 
-def _voyage(folder: Path, **changes: Any) -> Path:
+def voyage(folder: Path, **changes: Any) -> Path:
     """voyageai/voyage-4-nano."""
     tokenizer = chat_bpe(appended="<|endoftext|>", padding_side="right")
     config = {
@@ -112,8 +112,8 @@ def _write(
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "nemotron": _nemotron,
-    "nemotron-modules": _nemotron_with_modules,
-    "voyage": _voyage,
+    "nemotron-modules": nemotron_with_modules,
+    "voyage": voyage,
 }
 
 
