@@ -1,4 +1,4 @@
-"""Models of images and of pages that are not served, and the words of each rejection."""
+"""Models of images and pages that are not served, and the words that say so."""
 
 from __future__ import annotations
 
