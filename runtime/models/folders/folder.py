@@ -13,7 +13,12 @@ from typing import Final
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
-from staged_pool.runtime.models.folders.bidirectional import own_pooling, with_own_projection
+from staged_pool.runtime.models.folders.bidirectional import (
+    is_bidirectional_reranker,
+    own_pooling,
+    with_own_projection,
+)
+from staged_pool.runtime.models.folders.bidirectional_reranker import read_bidirectional_reranker
 from staged_pool.runtime.models.folders.chat_pairs import chat_template, pair_template
 from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
@@ -118,6 +123,8 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return read_jina_m0(path, task)
     if config is not None and modules_file is None and task != "embed" and is_reward_model(config.content):
         return read_reward_model(path)
+    if config is not None and modules_file is None and task != "embed" and is_bidirectional_reranker(config.content):
+        return read_bidirectional_reranker(path)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
     splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
+from tests.models import decoder_oracle
 from tests.models.heads.test_rerankers import Oracle
 from tests.models.published import Layout, served
 from tests.models.published.comparisons import labels, scores, scores_by, token_labels
 from tests.models.tiny import EVERY, bodies, rerankers
 from tests.models.tiny.bodies import POSITIONS, Body, save_body
 from tests.models.tiny.classify import SIGMOID, activation, labelled, one_label, without_types
-from tests.models.tiny.hub import after
+from tests.models.tiny.hub import WEIGHTS, after
 from tests.models.tiny.prompted import DEBERTA_POSITIONS
 from tests.models.tiny.vocabularies import byte_bpe, unigram
+from tests.models.vectors import test_bidirectional as bidirectional
 
+NEMOTRON: Final = "LlamaBidirectionalForSequenceClassification"
 TWO_LABELS: Final = labelled(("LABEL_0", "LABEL_1"))
 
 
@@ -66,6 +72,26 @@ def by(formula: str, folder: Path, query: str, document: str) -> float:
     return float(getattr(Oracle(folder), formula)(query, document))
 
 
+def nemotron_rerank(folder: Path, pooling: str = "avg") -> None:
+    """NVIDIA's class for pairs: no mask, the mean, and one linear layer; weights below `model.`."""
+    folder.rmdir()
+    bidirectional.nemotron(folder, architectures=[NEMOTRON], num_labels=1, pooling=pooling, id2label={"0": "LABEL_0"})
+    tensors = load_file(folder / WEIGHTS)
+    tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(tensors | {"score.weight": torch.randn(1, 32)}, folder / WEIGHTS, {"format": "pt"})
+
+
+def nemotron_formula(folder: Path, query: str, document: str) -> float:
+    """The pooled vector of one text with both, times the layer."""
+    tensors = load_file(folder / WEIGHTS)
+    tokenizer = hf.PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = tokenizer(f"question:{query} \n \n passage:{document}")["input_ids"]
+    config = json.loads((folder / "config.json").read_text())
+    rows = decoder_oracle.hidden({name.removeprefix("model."): one for name, one in tensors.items()}, config, ids)
+    pooled = rows.mean(dim=0) if config["pooling"] == "avg" else rows[-1 if config["pooling"] == "last" else 0]
+    return float(pooled @ tensors["score.weight"][0])
+
+
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "BAAI/bge-reranker-v2-m3": served(EVERY["ce-xlmr-reranker"], scores),
     "Alibaba-NLP/gte-reranker-modernbert-base": served(
@@ -91,6 +117,10 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
     "zeroentropy/zerank-1-small": served(named(rerankers.qwen3, "zerank-1-small"), scores_by(partial(by, "zerank_1"))),
     "zeroentropy/zerank-2": served(named(rerankers.qwen3, "zerank-2"), scores_by(partial(by, "zerank_2"))),
+    "nvidia/llama-nemotron-rerank-1b-v2": served(nemotron_rerank, scores_by(nemotron_formula)),
+    "nvidia/llama-nemotron-rerank, pooled by its last token": served(
+        partial(nemotron_rerank, pooling="last"), scores_by(nemotron_formula)
+    ),
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": served(EVERY["reward-qwen3"], labels),
     "HuggingFaceFW/fineweb-edu-classifier": served(EVERY["seqcls-regression"], labels),
     "meta-llama/Llama-Prompt-Guard-2-86M": served(deberta("SequenceClassification", **TWO_LABELS), labels),

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from tests.models.published import Layout, rejected
+from tests.models.published import Layout, rejected, scores
 from tests.models.published.embedders import mode
 from tests.models.tiny import EVERY, edit_json, pooling_flags, write_json, write_modules
 from tests.models.tiny.bodies import Body, bert
@@ -136,6 +136,10 @@ def hidden_layers(folder: Path) -> None:
     write_modules(folder, ("WeightedLayerPooling", layers), ("Pooling", pooling_flags("mean_tokens")))
 
 
+def _rerank_with(**config: Any) -> Body:
+    return after(scores.nemotron_rerank, lambda folder: edit_json(folder / "config.json", **config))
+
+
 _ADAPTERS: Final[Mapping[str, Any]] = {
     "config": {"adapter_residual_before_ln": False, "reduction_factor": 16},
     "hidden_size": 768,
@@ -216,6 +220,13 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
     "naver/provence-reranker-debertav3-v1": rejected(
         own_code("Provence", "Provence", "modeling_provence"), "modeling_provence.Provence", CODE
+    ),
+    "a llama-nemotron-rerank with a temperature": rejected(
+        _rerank_with(temperature=0.5), "config.json: temperature=0.5 is not supported, only 1"
+    ),
+    "a llama-nemotron-rerank with two labels": rejected(
+        _rerank_with(id2label={"0": "no", "1": "yes"}, num_labels=2),
+        "2 labels are not supported for this class, only 1",
     ),
     "RLHFlow/ArmoRM-Llama3-8B-v0.1": rejected(
         after(

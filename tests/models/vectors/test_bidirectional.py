@@ -43,7 +43,7 @@ _COMMON = {
 }
 
 
-def _nemotron(folder: Path, **changes: Any) -> Path:
+def nemotron(folder: Path, **changes: Any) -> Path:
     """nvidia/llama-nemotron-embed-1b-v2."""
     tokenizer = byte_bpe()
     config = {
@@ -70,7 +70,7 @@ def _nemotron(folder: Path, **changes: Any) -> Path:
 
 
 def nemotron_with_modules(folder: Path) -> Path:
-    _nemotron(folder)
+    nemotron(folder)
     write_modules(folder, ("Pooling", pooling_flags("mean_tokens")), ("Normalize", {}))
     write_prompts(folder, {"query": "query: ", "document": "passage: "})
     return folder
@@ -111,7 +111,7 @@ def _write(
 
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
-    "nemotron": _nemotron,
+    "nemotron": nemotron,
     "nemotron-modules": nemotron_with_modules,
     "voyage": voyage,
 }
@@ -176,8 +176,8 @@ def test_the_pooling_of_the_config_holds(folders: dict[str, Path], tmp_path: Pat
         ("nemotron", {"pooling": "weighted_avg"}, "pooling='weighted_avg' is not supported, only avg, cls, last"),
         (
             "nemotron",
-            {"architectures": ["LlamaBidirectionalForSequenceClassification"]},
-            "LlamaBidirectionalForSequenceClassification is not supported for model_type='llama_bidirec'",
+            {"architectures": ["LlamaBidirectionalForTokenClassification"]},
+            "LlamaBidirectionalForTokenClassification is not supported for model_type='llama_bidirec'",
         ),
         (
             "voyage",
