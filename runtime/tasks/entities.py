@@ -1,7 +1,8 @@
 """Entities from token labels, as in the token classification pipeline of transformers.
 
 Labels may have the prefixes B- (an entity begins) and I- (it continues). A label without a prefix continues, too. O is
-no entity.
+no entity. Where a label also has a B-, these prefixes are read as well, which transformers takes for labels of their
+own: E- and L- (an entity ends), S- and U- (one that begins and ends), M- (it continues).
 
 Words are those of the tokenizer. transformers guesses them from the spelling of tokens, and for tokenizers other than
 WordPiece takes punctuation for a part of the word before it.
@@ -9,7 +10,7 @@ WordPiece takes punctuation for a part of the word before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -23,6 +24,9 @@ from staged_pool.runtime.spans import Span
 
 _NOTHING: Final = "O"
 """Label of tokens outside of entities."""
+
+_MORE_PREFIXES: Final = ("E-", "L-", "M-", "S-", "U-")
+"""Prefixes of the schemes BIOES, BILOU and BMES beside B- and I-."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def entities(
         ]
     else:
         pieces = [_piece(row, span.start, span.end, labels) for span, row in tokens]
-    found = ((piece.label, [piece]) for piece in pieces) if aggregation == "none" else _joined(pieces)
+    found = ((piece.label, [piece]) for piece in pieces) if aggregation == "none" else _joined(pieces, _places(labels))
     return tuple(
         Entity(
             label=label,
@@ -105,24 +109,45 @@ def _piece(row: NDArray[np.float32], start: int, end: int, labels: Sequence[str]
     return _Piece(labels[best], float(row[best]), start, end)
 
 
-def _joined(pieces: Sequence[_Piece]) -> Iterator[tuple[str, list[_Piece]]]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Place of a token in its entity, by its label."""
+
+    label: str
+    """The label without its prefix."""
+    begins: bool = False
+    ends: bool = False
+
+
+def _places(labels: Sequence[str]) -> Mapping[str, _Place]:
+    """Read the prefixes of labels."""
+    begun = {label[2:] for label in labels if label.startswith("B-")}
+    return {label: _place(label, begun) for label in labels}
+
+
+def _place(label: str, begun: Set[str]) -> _Place:
+    """Read the prefix of a label; `begun` are those that have a B-."""
+    prefix, name = label[:2], label[2:]
+    if prefix in ("B-", "I-"):
+        return _Place(name, begins=prefix == "B-")
+    if prefix in _MORE_PREFIXES and name in begun:
+        return _Place(name, begins=prefix in ("S-", "U-"), ends=prefix != "M-")
+    return _Place(label)
+
+
+def _joined(pieces: Sequence[_Piece], places: Mapping[str, _Place]) -> Iterator[tuple[str, list[_Piece]]]:
     """Yield the adjacent pieces of each entity with its label. B- begins a new entity of any label."""
     group: list[_Piece] = []
-    last = ""
+    last: _Place | None = None
     for piece in pieces:
-        begins, label = _without_prefix(piece.label)
-        if group and (begins or label != last):
+        place = places[piece.label]
+        if last is not None and (place.begins or last.ends or place.label != last.label):
             yield _group_label(group), group
             group = []
         group.append(piece)
-        last = label
+        last = place
     if group:
         yield _group_label(group), group
-
-
-def _without_prefix(label: str) -> tuple[bool, str]:
-    """Split a label: return True if an entity begins here, and the label without its prefix."""
-    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
 def _group_label(group: Sequence[_Piece]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tests.packaging.floors import ROOT
 
 PAGE = ROOT / "docs/model-table.md"
-FIELDS = ["family", "read from", "ours", "vLLM", "TEI", "Infinity", "SIE"]
+FIELDS = ["family", "read from", "ours", "vLLM", "TEI", "Infinity", "SIE", "SGLang"]
 OURS = re.compile(r"\[(?:✓|plugin)\]\((\.\./tests/[\w/]+/test_\w+\.py)\)|–")
 THEIRS = {"✓", "(✓)", "~", "–", "?"}
 
@@ -52,11 +52,11 @@ def test_each_tick_of_ours_names_a_test_with_an_oracle() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "| BERT | `BertModel` | ✓ | ✓ | ✓ | ✓ | ✓ |",
-        "| BERT | `BertModel` | [✓](../tests/models/test_nothing.py) | ✓ | ✓ | ✓ | ✓ |",
-        "| BERT | `BertModel` | [✓](../tests/packaging/test_wheel.py) | ✓ | ✓ | ✓ | ✓ |",
-        "| BERT | `BertModel` | – | yes | ✓ | ✓ | ✓ |",
-        "| BERT | `BertModel` | – | ✓ | ✓ | ✓ |",
+        "| BERT | `BertModel` | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ |",
+        "| BERT | `BertModel` | [✓](../tests/models/test_nothing.py) | ✓ | ✓ | ✓ | ✓ | ✓ |",
+        "| BERT | `BertModel` | [✓](../tests/packaging/test_wheel.py) | ✓ | ✓ | ✓ | ✓ | ✓ |",
+        "| BERT | `BertModel` | – | yes | ✓ | ✓ | ✓ | ✓ |",
+        "| BERT | `BertModel` | – | ✓ | ✓ | ✓ | ✓ |",
     ],
     ids=["bare", "no-file", "no-oracle", "word", "short"],
 )

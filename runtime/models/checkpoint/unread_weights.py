@@ -13,7 +13,14 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.models.specs.layers import LayersScoreSpec, Projection, StepLabelsSpec
-from staged_pool.runtime.models.specs.model import DenseSpec, HeadModule, ModelFolder, MultiVectorSpec, TokenWeightsSpec
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    HeadModule,
+    ModelFolder,
+    MultiVectorSpec,
+    PooledLabelsSpec,
+    TokenWeightsSpec,
+)
 from staged_pool.stages.errors import ConfigError
 
 _DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -101,7 +108,8 @@ def _is_harmless(name: str, folder: ModelFolder, used: Collection[str]) -> bool:
 def _read_by_heads(folder: ModelFolder) -> Iterable[str]:
     """Names of the weights that heads read from the checkpoint's own file."""
     for spec in folder.heads:
-        modules: Sequence[HeadModule] = spec.modules if isinstance(spec, MultiVectorSpec | DenseSpec) else ()
+        own = MultiVectorSpec | DenseSpec | PooledLabelsSpec
+        modules: Sequence[HeadModule] = spec.modules if isinstance(spec, own) else ()
         modules = spec.layers if isinstance(spec, LayersScoreSpec | StepLabelsSpec) else modules
         projections = [spec.projection] if isinstance(spec, TokenWeightsSpec) else modules
         for module in projections:

@@ -42,6 +42,7 @@ from staged_pool.runtime.models.checkpoint.quiet_loading import loading_errors, 
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
 from staged_pool.runtime.models.checkpoint.static import load_static
 from staged_pool.runtime.models.checkpoint.unread_weights import check_unread_weights
+from staged_pool.runtime.models.checkpoint.wrapped_names import unwrapped_names
 from staged_pool.runtime.models.folders.embedding_gemma import KEY_NAMES, OTHER_PARTS, TEXT
 from staged_pool.runtime.models.folders.engine_retrievers import ENGINE_NAMES
 from staged_pool.runtime.models.folders.weight_files import weight_files
@@ -177,6 +178,7 @@ def _load_checkpoint(
             **({"trust_remote_code": True} if runs_code else {}),
             **({"key_mapping": dict(ENGINE_NAMES)} if is_engine(folder) else {}),
             **({"key_mapping": dict(KEY_NAMES)} if config.model_type == TEXT else {}),
+            **({"key_mapping": dict(names)} if (names := unwrapped_names(folder.body)) else {}),
         )
     if config.model_type == TEXT:
         read = {name for name in report["unexpected_keys"] if not name.removeprefix("model.").startswith(OTHER_PARTS)}

@@ -199,6 +199,11 @@ def check_adapter_settings(file: JsonFile) -> None:
         ConfigError: Names the field.
     """
     kind = file.get("peft_type", str, None)
+    if kind is None and "model_class" in file.content:
+        raise ConfigError(
+            f"{file.name}: this is an adapter of the library adapters (AdapterHub), which is not supported: merge it "
+            "(merge_adapter), save the whole model, and serve that folder; one that cannot be merged cannot be served"
+        )
     if kind != "LORA":
         raise ConfigError(
             f"{file.name}: peft_type={kind!r} is not supported, only 'LORA': merge the adapter into its base model "

@@ -4,6 +4,8 @@ Such code changes no more than the attention mask, and at most adds a linear lay
 out where the config says `is_causal: false`, so the folder's code is not needed.
 
 - NVIDIA's Llama embedding models (https://huggingface.co/nvidia/llama-nemotron-embed-1b-v2): `llama_bidirec`.
+- NVIDIA's Llama rerankers (https://huggingface.co/nvidia/llama-nemotron-rerank-1b-v2): a linear layer on the pooled
+  vector of one text with both; see `bidirectional_reranker`.
 - Voyage's open models (https://huggingface.co/voyageai/voyage-4-nano): Qwen3 with a linear layer on each token vector.
   The layer is linear and has no bias, so it is applied to the mean of the vectors.
 """
@@ -25,6 +27,9 @@ LLAMA: Final = "llama_bidirec"
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 """NVIDIA's names of poolings."""
 
+_RERANKER: Final = "LlamaBidirectionalForSequenceClassification"
+"""Class of NVIDIA's rerankers."""
+
 _VOYAGE: Final = "modeling_qwen3_bidirectional."
 """Beginning of the class of Voyage's models in `auto_map`."""
 
@@ -44,9 +49,10 @@ def with_bidirectional_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if config.get("model_type") == LLAMA:
         names = config.get("architectures") or ["LlamaBidirectionalModel"]
-        if names[0] != "LlamaBidirectionalModel":
+        if names[0] not in ("LlamaBidirectionalModel", _RERANKER):
             raise ConfigError(
-                f"config.json: {names[0]} is not supported for model_type={LLAMA!r}, only LlamaBidirectionalModel"
+                f"config.json: {names[0]} is not supported for model_type={LLAMA!r}, only LlamaBidirectionalModel and "
+                f"{_RERANKER}"
             )
         kept = {field: value for field, value in config.items() if field not in _OWN_FIELDS}
         return kept | {"model_type": "llama", "architectures": ["LlamaModel"], "is_causal": False}
@@ -54,6 +60,12 @@ def with_bidirectional_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         kept = {field: value for field, value in config.items() if field != "auto_map"}
         return kept | {"architectures": ["Qwen3Model"], "is_causal": False}
     return config
+
+
+def is_bidirectional_reranker(config: Mapping[str, Any]) -> bool:
+    """True for the published `config.json` of one of NVIDIA's rerankers."""
+    names = config.get("architectures")
+    return config.get("model_type") == LLAMA and isinstance(names, list) and names[:1] == [_RERANKER]
 
 
 def own_pooling(file: JsonFile) -> PoolingMode | None:

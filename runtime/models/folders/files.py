@@ -118,7 +118,10 @@ def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
     file = JsonFile("config.json", folder.config)
     kind = file.get("model_type", str, None)
     if kind is None:
-        raise ConfigError("config.json: model_type is missing, so the architecture is not known")
+        raise ConfigError(
+            "config.json: model_type is missing, so the architecture is not known: if the class is one of the authors' "
+            "program (PyTorchModelHubMixin), save its model with a class of transformers (save_pretrained)"
+        )
     if kind not in CONFIG_MAPPING and not folder.config.get("auto_map"):
         known = f"; {FIRST_VERSION[kind]} and newer know it" if kind in FIRST_VERSION else ""
         raise ConfigError(

@@ -13,7 +13,12 @@ from typing import Final
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
-from staged_pool.runtime.models.folders.bidirectional import own_pooling, with_own_projection
+from staged_pool.runtime.models.folders.bidirectional import (
+    is_bidirectional_reranker,
+    own_pooling,
+    with_own_projection,
+)
+from staged_pool.runtime.models.folders.bidirectional_reranker import read_bidirectional_reranker
 from staged_pool.runtime.models.folders.chat_pairs import chat_template, pair_template
 from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
@@ -118,6 +123,8 @@ def _read(path: Path, task: Task, asked: RerankerPrompt) -> ModelFolder:
         return read_jina_m0(path, task)
     if config is not None and modules_file is None and task != "embed" and is_reward_model(config.content):
         return read_reward_model(path)
+    if config is not None and modules_file is None and task != "embed" and is_bidirectional_reranker(config.content):
+        return read_bidirectional_reranker(path)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
     splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
@@ -244,11 +251,19 @@ def _is_label_model(path: Path, task: Task, asked: RerankerPrompt) -> bool:
         return True
     if not classifier.is_causal(config) or is_embedding_model(path) or "embed" in path.resolve().name.lower():
         return False
+    from transformers import CONFIG_MAPPING  # imports torch, which processes without a model do not need
+
+    own_code = ""
+    if config.get("model_type") not in CONFIG_MAPPING and config.get("auto_map"):
+        own_code = (
+            f". In each case, auto_map={config['auto_map']!r} asks for the folder's own code, which is not run unless "
+            "trust_remote_code (--trust-remote-code) is set"
+        )
     raise ConfigError(
         f"config.json: {classifier.class_name(config)} is a language model, and nothing in {path.name} says for which "
         "task. Set task='embed' (--task embed) for vectors by last-token pooling, if it was trained for that. Set "
         "task='score' (--task score) for a reranker, with score_template and score_tokens (--score-template, "
-        "--score-tokens) if its family is not recognised"
+        f"--score-tokens) if its family is not recognised{own_code}"
     )
 
 

@@ -76,6 +76,13 @@ MODULES: Final[Mapping[str, str]] = {
 """Unsupported first modules of a sentence-transformers chain, and the reason."""
 
 
+_ENTITY_LIBRARIES: Final[Mapping[str, str]] = {
+    "GLiClass": "a GLiClass model (labels named by the request, all in one text)",
+    "extractor": "a GLiNER2 model (entities, labels and structures named by the request)",
+}
+"""Library of a folder by the `model_type` in its `config.json`, which transformers does not know."""
+
+
 def check_layout(path: Path) -> None:
     """Reject a folder of another library, or with a file without an end.
 
@@ -102,8 +109,11 @@ def check_quantization(config: Mapping[str, Any], body: Path) -> None:
     file = JsonFile("config.json", config)
     for name in ("quantization_config", "compression_config"):
         if (given := file.get(name, dict, None)) is not None:
-            method = given.get("quant_method", given.get("format", "method not named"))
+            unnamed = "mlx" if {"bits", "group_size"} <= given.keys() else "method not named"
+            method = given.get("quant_method", given.get("format", unnamed))
             raise ConfigError(quantised_message(f"config.json: {name}", str(method)))
+    if isinstance(given := file.content.get("quantization"), dict) and "bits" in given:
+        raise ConfigError(quantised_message("config.json: quantization", "mlx"))
     for name, method in (
         ("quantize_config.json", "gptq"),
         ("quant_config.json", "awq"),
@@ -156,6 +166,11 @@ def _check_config(config: JsonFile) -> None:
         kind is None and ("pretrained_cfg" in config.content or "num_features" in config.content)
     ):
         raise ConfigError(_TIMM)
+    if (cause := _ENTITY_LIBRARIES.get(str(kind))) is not None:
+        raise ConfigError(
+            f"config.json: model_type={kind!r}: this is {cause}, which is not supported: a plugin can read it with its "
+            "own library, as examples/entities does for GLiNER"
+        )
 
 
 def _foreign_library(path: Path) -> str | None:

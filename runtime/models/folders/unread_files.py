@@ -7,7 +7,7 @@ formats, and variants of the same weights, are no heads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,21 @@ _SAME_WEIGHTS: Final = re.compile(r"^(model|pytorch_model|flax_model|tf_model|op
 _OF_HEAD: Final = re.compile(r"(^|[_.-])(head|readout|decision|classifier|scorer|projection|projector)s?([_.-]|$)")
 """Words in the name of a head's settings or pickled weights."""
 
-_PICKLED: Final = (".bin", ".pt", ".pth")
+_ALONE: Final = (
+    " --task embed (task='embed') uses the transformer alone, as an embedding model; a file that the model does not "
+    "need must be moved out of the folder"
+)
+"""The way out."""
+
+_PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".skops")
+
+_OWN_FILES: Final[Mapping[str, str]] = {
+    "config_setfit.json": "the settings of a SetFit classifier, whose head (model_head.pkl) is of scikit-learn",
+    "viterbi_calibration.json": (
+        "the weights of a Viterbi search, by which this model's entities are found among its labels"
+    ),
+}
+"""Files without which results are wrong, by their names, and what each is."""
 
 
 def check_unread_files(folder: ModelFolder) -> None:
@@ -35,11 +49,15 @@ def check_unread_files(folder: ModelFolder) -> None:
     for place in dict.fromkeys((folder.path, folder.body)):
         read = {place / name for name in weight_files(place)} | of_heads
         for file in sorted(place.iterdir()):
+            if (what := _OWN_FILES.get(file.name)) is not None:
+                raise ConfigError(
+                    f"{file.name}: is {what}, which is not supported: without it the model's results would be wrong."
+                    f"{_ALONE}"
+                )
             if file not in read and file.is_file() and _is_of_head(file):
                 raise ConfigError(
                     f"{file.name}: belongs to a head that is not supported: without it the model's results would be "
-                    "wrong. --task embed (task='embed') uses the transformer alone, as an embedding model; a file that "
-                    "the model does not need must be moved out of the folder"
+                    f"wrong.{_ALONE}"
                 )
 
 

@@ -17,6 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.images import supported_image_models
+from staged_pool.runtime.models.folders.vision_embedders import VISION_CHAT_MODELS
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.specs.own_models import HEADLESS
 from staged_pool.stages.errors import ConfigError
@@ -111,7 +112,11 @@ def _check_head(folder: ModelFolder, *, runs_own_code: bool) -> None:
         return
     alone = "--task embed (task='embed') uses its transformer alone, as an embedding model"
     if any((folder.body / file).is_file() for file in _PROCESSORS):
-        raise ConfigError(f"config.json: architectures names {name}, which is not supported")
+        known = ", ".join((*VISION_CHAT_MODELS, *supported_image_models()))
+        raise ConfigError(
+            f"config.json: architectures names {name}, which is not supported: it also reads images, in a way of its "
+            f"own; supported models of texts and images: {known}"
+        )
     if name in _names(_SEQ2SEQ):
         kind = folder.config.get("model_type")
         has_encoder = kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_TEXT_ENCODING_MAPPING

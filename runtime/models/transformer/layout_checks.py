@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.models.kernels.misuse import MISUSE_ERRORS
@@ -122,10 +122,11 @@ def check_batch_independence(transformer: PackedTransformer, max_tokens: int) ->
         return None
     model, rows = transformer.model, transformer.rows
     name, batch, tolerance = type(model).__name__, transformer.probe(max_tokens), TOLERANCE[model.dtype]
+    reads_neighbours = why_reads_neighbours(model)
     with torch.inference_mode():
         alone = rows.one_by_one(batch).float()
         apart = difference(rows.padded(batch).float(), alone)
-        if not apart > tolerance:  # NaN passes: the warm-up reports it
+        if reads_neighbours is None and not apart > tolerance:  # NaN passes: the warm-up reports it
             return None
         again = difference(rows.one_by_one(batch).float(), alone)
         if not again <= tolerance:
@@ -133,9 +134,30 @@ def check_batch_independence(transformer: PackedTransformer, max_tokens: int) ->
         by_length = difference(rows.by_length(batch).float(), alone)
     if by_length <= tolerance:
         transformer.run_rows = rows.by_length
+        if reads_neighbours is not None:
+            return f"{name} {reads_neighbours}: texts run without padding"
         return f"{name} gives other vectors beside padding (relative difference {apart:.2g})"
     transformer.run_rows = rows.one_by_one
     return f"{name} gives other vectors beside other texts (relative difference {by_length:.2g})"
+
+
+def why_reads_neighbours(model: nn.Module) -> str | None:
+    """Tell how a layer other than attention reads the tokens beside each one.
+
+    Padding, and a sequence behind another, are such tokens. How much they change depends on the weights, so a
+    measured difference may be small and yet change vectors: such a model never runs beside padding, or packed.
+
+    Args:
+        model: The transformer.
+
+    Returns:
+        The reason; None where no such layer is known.
+    """
+    if any(isinstance(part, nn.Conv1d) and max(part.kernel_size) > 1 for part in model.modules()):
+        return "has convolutions, which read the tokens beside each one"
+    if getattr(getattr(model, "config", None), "trigram_input", False):
+        return "embeds each token with those beside it"
+    return None
 
 
 def choose_layout(
@@ -179,6 +201,8 @@ def _why_not_packed(
         return f"{name} does not let its attention be replaced"
     if not rows.takes_positions:
         return f"{name} takes no positions"
+    if (reason := why_reads_neighbours(model)) is not None:
+        return f"{name} {reason}"
     if transformer.start_state is not None:
         return f"{name} runs one text at a time"
     try:

@@ -102,6 +102,39 @@ def test_an_entity_that_begins_is_not_joined_to_the_one_before() -> None:
     assert [text for _, _, text in found("simple", rows=rows)] == ["Ann", "Lee", "Oslo"]
 
 
+BIOES = ["O", "B-PER", "I-PER", "E-PER", "S-PER", "B-LOC", "I-LOC", "E-LOC", "S-LOC"]
+BILOU = [label.replace("E-", "L-").replace("S-", "U-") for label in BIOES]
+BMES = [label.replace("I-", "M-") for label in BIOES]
+SIX = [Span(2 * place, 2 * place + 1, place) for place in range(6)]
+
+
+@pytest.mark.parametrize("how", ["simple", "first", "average", "max"])
+@pytest.mark.parametrize("labels", [BIOES, BILOU, BMES], ids=["BIOES", "BILOU", "BMES"])
+@pytest.mark.parametrize(
+    ("numbers", "joined"),
+    [
+        ([1, 2, 3, 0, 4, 4], [("PER", "a b c"), ("PER", "e"), ("PER", "f")]),
+        ([1, 3, 1, 3, 8, 0], [("PER", "a b"), ("PER", "c d"), ("LOC", "e")]),
+        ([1, 3, 3, 2, 7, 5], [("PER", "a b"), ("PER", "c"), ("PER", "d"), ("LOC", "e"), ("LOC", "f")]),
+        ([2, 2, 4, 2, 2, 3], [("PER", "a b"), ("PER", "c"), ("PER", "d e f")]),
+    ],
+)
+def test_labels_that_say_where_an_entity_ends_join_its_tokens(
+    labels: list[str], numbers: list[int], joined: list[tuple[str, str]], how: Aggregation
+) -> None:
+    rows = np.full((6, len(labels)), 0.01, np.float32)
+    rows[range(6), numbers] = 0.92
+    found = entities("a b c d e f", SIX, rows, labels, how)
+    assert [(one.label, one.text) for one in found] == joined
+
+
+def test_a_letter_before_a_dash_is_no_prefix_of_a_label_that_never_begins() -> None:
+    labels = ["O", "E-MAIL", "I-MAIL"]
+    rows = np.full((6, 3), 0.01, np.float32)
+    rows[range(6), [1, 1, 2, 0, 1, 0]] = 0.98
+    assert [one.text for one in entities("a b c d e f", SIX, rows, labels, "simple")] == ["a b", "c", "e"]
+
+
 @pytest.mark.parametrize("source", [(1, 2, 3, 4, 5, 6), object()])
 def test_only_a_text_has_entities(source: object) -> None:
     assert found("simple", source) == []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
@@ -69,6 +70,16 @@ SEES_PADDING: dict[str, Settings] = {
 """Architectures with convolutions, whose vectors depend on padding."""
 
 
+SAYS = {"MobileBert": "embeds each token with those beside it", "ConvBert": "has convolutions, which read the tokens"}
+"""Reasons for that in the log."""
+
+CONVOLUTIONS: dict[str, Settings] = {
+    "ConvBert": SEES_PADDING["ConvBert"],
+    "Lfm2": _DECODER
+    | {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+}
+
+
 def build(name: str, settings: Settings, tokenizer: Any, folder: Path) -> Path:
     torch.manual_seed(7)
     config = getattr(hf, f"{name}Config")(vocab_size=len(tokenizer), **settings)
@@ -107,7 +118,24 @@ def test_texts_are_run_without_padding_where_a_model_sees_it(
     assert layout == "padded"
     reasons = [event["reason"] for event in logged if event["event"] == "model.peculiar"]
     assert len(reasons) == 1
-    assert reasons[0].startswith(f"{name}Model gives other vectors beside padding")
+    assert reasons[0].startswith(f"{name}Model {SAYS[name]}")
+
+
+@pytest.mark.parametrize("scale", [1, 1e-3, 1e-4])
+@pytest.mark.parametrize("name", ["ConvBert", "Lfm2"])
+def test_weak_convolutions_depend_on_no_other_text(name: str, scale: float, tmp_path: Path) -> None:
+    """Their layout follows from the layers: how far a probe is apart depends on the weights."""
+    tokenizer = word_piece()
+    folder = build(name, CONVOLUTIONS[name], tokenizer, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    weak = {key: tensor * (scale if "conv" in key else 1) for key, tensor in tensors.items()}
+    save_file(weak, folder / "model.safetensors", {"format": "pt"})
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    alone = np.concatenate([embed(model, [text]) for text in USED])
+    assert np.abs(embed(model, USED) - alone).max() < 1e-6
+    assert np.abs(alone - oracle.dense(folder, USED)).max() <= CLOSE
+    with pytest.raises(ConfigError, match=r"attention='packed': \w+ has convolutions|does not let its attention"):
+        load_model(EngineConfig(model=str(folder), dtype="float32", attention="packed"))
 
 
 @pytest.mark.parametrize(

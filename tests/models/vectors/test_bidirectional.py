@@ -43,7 +43,7 @@ _COMMON = {
 }
 
 
-def _nemotron(folder: Path, **changes: Any) -> Path:
+def nemotron(folder: Path, **changes: Any) -> Path:
     """nvidia/llama-nemotron-embed-1b-v2."""
     tokenizer = byte_bpe()
     config = {
@@ -69,14 +69,14 @@ def _nemotron(folder: Path, **changes: Any) -> Path:
     return _write(folder, config, tokenizer, decoder_oracle.random_tensors(config))
 
 
-def _nemotron_with_modules(folder: Path) -> Path:
-    _nemotron(folder)
+def nemotron_with_modules(folder: Path) -> Path:
+    nemotron(folder)
     write_modules(folder, ("Pooling", pooling_flags("mean_tokens")), ("Normalize", {}))
     write_prompts(folder, {"query": "query: ", "document": "passage: "})
     return folder
 
 
-def _voyage(folder: Path, **changes: Any) -> Path:
+def voyage(folder: Path, **changes: Any) -> Path:
     """voyageai/voyage-4-nano."""
     tokenizer = chat_bpe(appended="<|endoftext|>", padding_side="right")
     config = {
@@ -111,9 +111,9 @@ def _write(
 
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
-    "nemotron": _nemotron,
-    "nemotron-modules": _nemotron_with_modules,
-    "voyage": _voyage,
+    "nemotron": nemotron,
+    "nemotron-modules": nemotron_with_modules,
+    "voyage": voyage,
 }
 
 
@@ -176,8 +176,8 @@ def test_the_pooling_of_the_config_holds(folders: dict[str, Path], tmp_path: Pat
         ("nemotron", {"pooling": "weighted_avg"}, "pooling='weighted_avg' is not supported, only avg, cls, last"),
         (
             "nemotron",
-            {"architectures": ["LlamaBidirectionalForSequenceClassification"]},
-            "LlamaBidirectionalForSequenceClassification is not supported for model_type='llama_bidirec'",
+            {"architectures": ["LlamaBidirectionalForTokenClassification"]},
+            "LlamaBidirectionalForTokenClassification is not supported for model_type='llama_bidirec'",
         ),
         (
             "voyage",
