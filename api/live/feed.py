@@ -20,9 +20,6 @@ PERIOD_S: Final = 0.25
 WINDOW_S: Final = 2.0
 """Seconds over which rates are taken: eight events, long enough to be steady and short enough to be live."""
 
-HOLD_S: Final = 1.0
-"""Seconds for which a new verdict must hold before it is told: a sentence that flickers cannot be read."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModel:
@@ -48,32 +45,6 @@ class LiveEvent:
 
 
 @dataclass(slots=True)
-class SteadyVerdict:
-    """Holds a verdict until another one has been right for `HOLD_S` seconds."""
-
-    _told: Verdict | None = None
-    _next: Verdict | None = None
-    _since: float = 0.0
-
-    def tell(self, verdict: Verdict, now: float) -> Verdict:
-        """Return the verdict to tell, given the present one and the time in seconds.
-
-        The numbers in the sentences are always those of now.
-        """
-        if self._told is None or _is_same(verdict, self._told) or verdict.kind == "off":
-            self._told, self._next = verdict, None
-        elif self._next is None or not _is_same(verdict, self._next):
-            self._next, self._since = verdict, now
-        elif now - self._since >= HOLD_S:
-            self._told, self._next = verdict, None
-        return self._told
-
-
-def _is_same(one: Verdict, other: Verdict) -> bool:
-    return (one.kind, one.at, one.lead) == (other.kind, other.at, other.lead)
-
-
-@dataclass(slots=True)
 class LiveFeed:
     """Makes one event for each period, for all clients, and none without a client.
 
@@ -89,7 +60,8 @@ class LiveFeed:
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
     _moments: deque[Moment] = field(default_factory=deque)
     """Moments of the last `WINDOW_S` seconds, oldest first."""
-    _verdicts: dict[str, SteadyVerdict] = field(default_factory=dict)
+    _told: dict[str, Verdict] = field(default_factory=dict)
+    """The verdict of the last event, by model."""
     _event: bytes = b""
     _period: int = -1
     """Number of the period that `_event` was made in."""
@@ -113,7 +85,7 @@ class LiveFeed:
         moments = self._moments
         if moments and now.at - moments[-1].at > WINDOW_S:  # nobody has looked for long
             moments.clear()
-            self._verdicts.clear()
+            self._told.clear()
         moments.append(now)
         while len(moments) > 2 and now.at - moments[1].at >= WINDOW_S:
             moments.popleft()
@@ -122,6 +94,6 @@ class LiveFeed:
         models = {}
         for name in now.engines:
             view = view_model(now, before, name)
-            steady = self._verdicts.setdefault(name, SteadyVerdict())
-            models[name] = LiveModel(view=view, verdict=steady.tell(judge(view, readers), now.at))
+            verdict = self._told[name] = judge(view, readers, self._told.get(name))
+            models[name] = LiveModel(view=view, verdict=verdict)
         return LiveEvent(at=now.at, period_s=PERIOD_S, state=self.state(), models=models, readers=readers)

@@ -1,4 +1,8 @@
-"""The verdict on a model: its state and its bottleneck in one sentence, with the evidence and what would help."""
+"""The verdict on a model: its state and its bottleneck in one sentence, with the evidence and what would help.
+
+All numbers of a sentence are those of the view that is told with it, and of the same seconds. So no sentence
+contradicts a number beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from staged_pool.runtime.statistics import Phase
 SATURATED: Final = 0.85
 """Busy part from which on a stage can be the bottleneck: above it, waits grow faster than the load."""
 
+STILL_SATURATED: Final = 0.7
+"""Busy part down to which a stage stays the bottleneck: a sentence that flickers cannot be read."""
+
 LONG_WAIT_S: Final = 0.02
 """Wait from which on a busy stage is the bottleneck, in seconds; less if its work is short."""
 
@@ -20,6 +27,11 @@ REJECTING: Final = 0.01
 
 SLOW_READERS: Final = 4.0
 """Mean number of unread answers from which on readers can be the bottleneck."""
+
+SHOWN_S: Final = 1e-6
+"""Least wait that is told, in seconds: a shorter one would read as 0."""
+
+OVERLOADED: Final = "Overloaded"
 
 Kind = Literal["calm", "busy", "lost", "off"]
 
@@ -69,24 +81,35 @@ _HELP: Final = {
 _HELP_IMAGES: Final = Help(text="More threads for images, or smaller images", setting="--image-preprocess-limit 4")
 
 
-def judge(model: ModelView, readers: ReaderView | None) -> Verdict:
+_REASONS: Final = {
+    "requests": "the limit on requests in flight",
+    "items": "the limit on inputs in flight",
+    "tokens": "the limit on tokens in flight",
+    "bytes": "the limit on bytes in flight",
+    "part": "the share of a limit that one caller may have",
+    "delay": "their predicted delay",
+    "deadline": "their own deadline",
+}
+
+
+def judge(model: ModelView, readers: ReaderView | None, told: Verdict | None = None) -> Verdict:
     """Judge a model by its last seconds.
 
     Args:
         model: The model.
         readers: Answers on their way to clients. None: the process has no HTTP side.
+        told: The verdict before, which holds for a while when its evidence gets weaker. None: there was none.
     """
     if (state := _state(model)) is not None:
         return state
-    hot = bottleneck(model)
+    hot = bottleneck(model, told)
     door = model.door
-    if door.rejected > REJECTING * door.offered:
-        part = 100 * door.rejected / door.offered
+    if door.rejected > (0.0 if told is not None and told.lead == OVERLOADED else REJECTING * door.offered):
         return Verdict(
             kind="lost",
             at="door" if hot is None else hot.card,
-            lead="Overloaded",
-            rest=f": {part:.0f} % of requests are rejected.",
+            lead=OVERLOADED,
+            rest=f": {_percent(door.rejected / door.offered)} of requests were rejected.",
             why=_why_rejected(model, hot),
             help=_help(hot),
         )
@@ -96,19 +119,21 @@ def judge(model: ModelView, readers: ReaderView | None) -> Verdict:
             at=hot.card,
             lead=_subject(hot),
             rest=" is the bottleneck.",
-            why=f"It is {100 * hot.busy:.0f} % busy, and {hot.waiting:,} {_noun(hot)} wait {span(hot.wait_s)}.",
+            why=f"It was busy {_percent(hot.busy)} of {_window(model)}, and {_noun(hot)} waited {span(hot.wait_s)}.",
             help=_help(hot),
         )
     return _fetching(model) or _reading(model, readers) or _calm(model)
 
 
-def bottleneck(model: ModelView) -> StageView | None:
+def bottleneck(model: ModelView, told: Verdict | None = None) -> StageView | None:
     """Return the last stage that is saturated; None if none is. Stages before it only wait for it."""
-    return next(filter(_is_saturated, reversed(model.stages)), None)
+    was_at = "" if told is None or told.kind not in ("busy", "lost") else told.at
+    return next((stage for stage in reversed(model.stages) if _is_saturated(stage, was_at)), None)
 
 
-def _is_saturated(stage: StageView) -> bool:
-    return stage.busy > SATURATED and stage.wait_s > min(LONG_WAIT_S, 2 * stage.work_s)
+def _is_saturated(stage: StageView, was_at: str) -> bool:
+    least = STILL_SATURATED if stage.card == was_at else SATURATED
+    return stage.busy > least and stage.wait_s > min(LONG_WAIT_S, 2 * stage.work_s)
 
 
 def _state(model: ModelView) -> Verdict | None:
@@ -118,7 +143,7 @@ def _state(model: ModelView) -> Verdict | None:
     if model.phase == Phase.STARTING:
         return Verdict(kind="off", at="", lead="Loading", rest=".", why="Requests are taken once the model is loaded.")
     if model.phase == Phase.DRAINING:
-        left = f": {model.door.requests:,} requests left."
+        left = f": {_count(model.door.requests, 'request')} left."
         return Verdict(kind="off", at="", lead="Draining", rest=left, why="New requests are rejected.")
     if model.phase == Phase.STOPPED:
         return Verdict(kind="off", at="", lead="Stopped", rest=".", why="Requests are rejected.")
@@ -130,11 +155,13 @@ def _state(model: ModelView) -> Verdict | None:
 
 
 def _why_rejected(model: ModelView, hot: StageView | None) -> str:
-    door = model.door
-    takes = f"the work in flight takes {span(door.delay_s)} of the {span(door.target_delay_s)} allowed"
+    lately = model.door.lately
+    reason = max(lately, key=lambda each: lately[each])
+    by = "most by" if len(lately) > 1 else "by"
     if hot is None:
-        return f"{door.requests:,} of {door.max_requests:,} requests are in flight, and {takes}."
-    return f"{_subject(hot)} is {100 * hot.busy:.0f} % busy, and {takes}."
+        return f"That was in {_window(model)}, {by} {_REASONS[reason]}."
+    busy = f"{_subject(hot)} was busy {_percent(hot.busy)} of {_window(model)}"
+    return f"{busy}; requests were rejected {by} {_REASONS[reason]}."
 
 
 def _fetching(model: ModelView) -> Verdict | None:
@@ -159,7 +186,7 @@ def _reading(model: ModelView, readers: ReaderView | None) -> Verdict | None:
         at="postprocess",
         lead="Slow readers",
         rest=" are the bottleneck.",
-        why=f"{readers.unread:.0f} answers wait for their clients to read them.",
+        why=f"{readers.unread:.0f} answers waited for their clients to read them, on average of {_window(model)}.",
         help=Help(
             text="Smaller answers, or clients that read faster; slow ones are cut off", setting="--write-timeout 10"
         ),
@@ -174,9 +201,32 @@ def _calm(model: ModelView) -> Verdict:
         kind="calm",
         at="",
         lead="Calm",
-        rest=f". {_subject(busiest)} is the busiest stage, at {100 * busiest.busy:.0f} %.",
-        why=f"{model.door.requests:,} requests are in flight, and nothing waits for long.",
+        rest=f". {_subject(busiest)} was the busiest stage, at {_percent(busiest.busy)}.",
+        why=f"{_count(model.door.requests, 'request')} in flight now. {_longest_wait(model)}",
     )
+
+
+def _longest_wait(model: ModelView) -> str:
+    longest = max(model.stages, key=lambda stage: stage.wait_s)
+    if longest.wait_s < SHOWN_S:
+        return f"Nothing waited in {_window(model)}."
+    subject = _subject(longest)
+    return (
+        f"The longest wait in {_window(model)} was that for {subject[:1].lower()}{subject[1:]}: {span(longest.wait_s)}."
+    )
+
+
+def _window(model: ModelView) -> str:
+    return f"the last {span(model.seconds)}"
+
+
+def _percent(part: float) -> str:
+    """Return a part in whole percent, as the numbers beside the sentence have it."""
+    return f"{100 * part:.0f} %" if part == 0.0 or part >= 0.005 else "under 1 %"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _subject(stage: StageView) -> str:

@@ -78,6 +78,8 @@ class DoorView:
     """Predicted delay from which on requests are rejected, in seconds."""
     reasons: Mapping[str, int]
     """Rejected requests since the start, by reason."""
+    lately: Mapping[str, int]
+    """Rejected requests of the last seconds, by reason; those without any are left out."""
     offered_total: int
     """Requests since the start that asked for admission."""
 
@@ -86,6 +88,8 @@ class DoorView:
 class ModelView:
     """One model."""
 
+    seconds: float
+    """Time over which rates, parts and means were taken, in seconds."""
     phase: str
     fault: str | None
     stall: str | None
@@ -141,6 +145,7 @@ def view_model(now: Moment, before: Moment, name: str) -> ModelView:
     padding = device.padding_tokens - device_before.padding_tokens
     cut = {trigger: count - device_before.batches.get(trigger, 0) for trigger, count in device.batches.items()}
     return ModelView(
+        seconds=seconds,
         phase=new.phase,
         fault=new.fault,
         stall=new.stall,
@@ -246,6 +251,11 @@ def _door(now: AdmissionStatistics, before: AdmissionStatistics, seconds: float)
         delay_s=now.drain_s,
         target_delay_s=now.target_delay_s,
         reasons=now.refused,
+        lately={
+            reason: count - before.refused.get(reason, 0)
+            for reason, count in now.refused.items()
+            if count > before.refused.get(reason, 0)
+        },
         offered_total=now.admitted + rejected,
     )
 

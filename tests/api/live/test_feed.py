@@ -1,4 +1,4 @@
-"""The live feed: one snapshot for all its clients, and verdicts that do not flicker."""
+"""The live feed: one snapshot for all its clients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from staged_pool.api.live.feed import HOLD_S, PERIOD_S, WINDOW_S, LiveFeed, SteadyVerdict
-from staged_pool.api.live.verdict import Verdict
+from staged_pool.api.live.feed import PERIOD_S, WINDOW_S, LiveFeed
 from staged_pool.api.live.view import Moment
 from tests.servers.engines import engine_on
 from tests.support.model import LetterModel
@@ -80,32 +79,3 @@ async def test_an_event_has_everything_of_a_model() -> None:
     assert model["verdict"]["lead"] == "Idle"
     assert [stage["card"] for stage in model["view"]["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
     assert event["period_s"] == PERIOD_S
-
-
-def verdict(lead: str, kind: Any = "busy", why: str = "") -> Verdict:
-    return Verdict(kind=kind, at="batch", lead=lead, rest=" is the bottleneck.", why=why)
-
-
-def test_a_new_verdict_is_told_once_it_has_held() -> None:
-    steady = SteadyVerdict()
-    assert steady.tell(verdict("One"), 0.0).lead == "One"
-    assert steady.tell(verdict("Other"), 0.5).lead == "One"
-    assert steady.tell(verdict("Other"), 0.5 + HOLD_S).lead == "Other"
-
-
-def test_a_verdict_that_flickers_is_not_told() -> None:
-    steady = SteadyVerdict()
-    told = {steady.tell(verdict("One" if place % 2 else "Other"), place / 4).lead for place in range(100)}
-    assert told == {"Other"}
-
-
-def test_the_numbers_of_a_verdict_are_those_of_now() -> None:
-    steady = SteadyVerdict()
-    steady.tell(verdict("One", why="80 %"), 0.0)
-    assert steady.tell(verdict("One", why="90 %"), 0.1).why == "90 %"
-
-
-def test_a_drain_is_told_at_once() -> None:
-    steady = SteadyVerdict()
-    steady.tell(verdict("One"), 0.0)
-    assert steady.tell(verdict("Draining", "off"), 0.1).lead == "Draining"

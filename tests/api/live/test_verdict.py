@@ -71,7 +71,7 @@ async def test_the_device_is_named_while_items_wait_for_it() -> None:
     assert stages["batch"].oldest_s == 2.0
     verdict = judge(view, None)
     assert (verdict.kind, verdict.at, verdict.sentence) == ("busy", "batch", "The device is the bottleneck.")
-    assert verdict.why == f"It is 100 % busy, and {stages['batch'].waiting} items wait 2 s."
+    assert verdict.why == "It was busy 100 % of the last 2 s, and items waited 2 s."
 
 
 async def test_preprocess_is_named_while_items_wait_for_it() -> None:
@@ -154,7 +154,7 @@ async def test_slow_readers_are_named_while_answers_wait_for_them() -> None:
     assert readers is not None
     assert readers.unread == 6.0
     assert verdict.sentence == "Slow readers are the bottleneck."
-    assert verdict.why == "6 answers wait for their clients to read them."
+    assert verdict.why == "6 answers waited for their clients to read them, on average of the last 2 s."
 
 
 async def test_rejections_are_told_with_the_stage_that_causes_them() -> None:
@@ -175,10 +175,12 @@ async def test_rejections_are_told_with_the_stage_that_causes_them() -> None:
             gate.open()
     verdict = judge(view, None)
     assert (verdict.kind, verdict.at, verdict.sentence) == (
-        "lost", "batch", "Overloaded: 100 % of requests are rejected.",
+        "lost", "batch", "Overloaded: 100 % of requests were rejected.",
     )  # fmt: skip
     assert view.door.reasons == {"requests": 3}
-    assert verdict.why.startswith("The device is 100 % busy")
+    assert view.door.lately == {"requests": 3}
+    by = "requests were rejected by the limit on requests in flight"
+    assert verdict.why == f"The device was busy 100 % of the last 2 s; {by}."
 
 
 async def test_an_idle_model_and_a_calm_one() -> None:
@@ -191,7 +193,7 @@ async def test_an_idle_model_and_a_calm_one() -> None:
         calm = judge(view_model(moment(engine, clock), before, "letters"), None)
     assert calm.kind == "calm"
     assert calm.lead == "Calm"
-    assert "is the busiest stage" in calm.sentence
+    assert "was the busiest stage" in calm.sentence
 
 
 async def test_a_model_that_drains_or_is_broken_says_so() -> None:
