@@ -9,9 +9,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Final
 
@@ -40,9 +41,10 @@ def write_stacks_on_signals() -> None:
     """Make SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr.
 
     By default these signals end the process. The main thread writes the stacks between two of its instructions, when it
-    has the interpreter's lock. `faulthandler.register` would write them at once: it reads frames of threads that run
-    meanwhile, and about one signal in a thousand ended the process with SIGSEGV. A handler that is set already stays,
-    and in another thread than the main one nothing is set.
+    has the interpreter's lock, and asks the interpreter for the frames. `faulthandler` reads the memory of frames by
+    itself: with its `register`, about one signal in a thousand ended the process with SIGSEGV, and processes that had
+    used its `dump_traceback` ended so later. A handler that is set already stays, and in another thread than the main
+    one nothing is set.
     """
     for name in ("SIGUSR1", "SIGUSR2"):
         _handle(name, _write_stacks)
@@ -125,7 +127,17 @@ def _handle(name: str, handler: Callable[[int, FrameType | None], None]) -> None
 
 
 def _write_stacks(number: int, frame: FrameType | None) -> None:
-    faulthandler.dump_traceback(_STDERR, all_threads=True)
+    own, threads = threading.get_ident(), sys._current_frames()
+    threads[own] = frame or threads[own]  # without this handler
+    lines: list[str] = []
+    for thread, top in threads.items():
+        lines.append(f"{'Current thread' if thread == own else 'Thread'} {thread:#018x} (most recent call first):")
+        at: FrameType | None = top
+        while at is not None:
+            lines.append(f'  File "{at.f_code.co_filename}", line {at.f_lineno} in {at.f_code.co_name}')
+            at = at.f_back
+    with suppress(OSError):
+        os.write(_STDERR, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
 
 
 def _note(number: int, frame: FrameType | None) -> None:
